@@ -1,0 +1,108 @@
+package routing
+
+import (
+	"maps"
+	"net/http"
+	"slices"
+
+	"github.com/cespare/xxhash/v2"
+
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/ledger"
+)
+
+// A Spec describes an endpoint as a source found it.
+type Spec struct {
+	// ID is the endpoint's identity: the pod's UID where there is one, else
+	// the empty string, for which URL stands in.
+	ID string
+
+	// Scheme is http, https or h2c.
+	Scheme string
+
+	// Address is host:port, an IPv6 host in brackets.
+	Address string
+
+	// Path is the base path, without a trailing slash. Usually empty.
+	Path string
+
+	// Weight is the endpoint's share of the load relative to others,
+	// 1 to 100. 0 stands for 1.
+	Weight int
+
+	// Labels are the operator's own words about the endpoint.
+	Labels map[string]string
+
+	// Header holds fields to set on each request to this endpoint.
+	Header http.Header
+}
+
+// URL returns scheme, address and base path in one string.
+func (s *Spec) URL() string { return s.Scheme + "://" + s.Address + s.Path }
+
+// Target returns the endpoint's name in metrics, logs and headers: host:port
+// and the base path, if any. Never credentials.
+func (s *Spec) Target() string { return s.Address + s.Path }
+
+// Equal reports whether s and o describe the same endpoint in the same words.
+func (s *Spec) Equal(o *Spec) bool {
+	return s.ID == o.ID && s.Scheme == o.Scheme && s.Address == o.Address && s.Path == o.Path &&
+		s.Weight == o.Weight && maps.Equal(s.Labels, o.Labels) &&
+		maps.EqualFunc(s.Header, o.Header, slices.Equal)
+}
+
+// An Endpoint is one replica that serves a model. What a Spec says of it does
+// not change; its load does.
+type Endpoint struct {
+	Spec
+
+	entry *ledger.Entry
+	tag   uint32
+}
+
+// NewEndpoint returns the endpoint that spec describes, as a server of model,
+// counted in l.
+func NewEndpoint(l *ledger.Ledger, model string, spec Spec) *Endpoint {
+	if spec.ID == "" {
+		spec.ID = spec.URL()
+	}
+	if spec.Weight <= 0 {
+		spec.Weight = 1
+	}
+	return &Endpoint{
+		Spec:  spec,
+		entry: l.Entry(model, spec.ID, spec.Target()),
+		tag:   tag(spec.ID),
+	}
+}
+
+// Tag returns 32 bits that stand for the endpoint's ID, for a strategy that
+// remembers many places: see [Snapshot.Tagged].
+func (e *Endpoint) Tag() uint32 { return e.tag }
+
+func tag(id string) uint32 { return uint32(xxhash.Sum64String(id)) }
+
+// Load returns the number of calls that the endpoint is serving or is about
+// to serve for this gateway, whichever model they are for.
+func (e *Endpoint) Load() int { return e.entry.Load() }
+
+// Inflight returns the number of calls under way for this endpoint's model.
+func (e *Endpoint) Inflight() int { return e.entry.Active() }
+
+// Reserved returns the number of calls for this endpoint's model that picked
+// the endpoint and have not dialled it yet.
+func (e *Endpoint) Reserved() int { return e.entry.Reserved() }
+
+// A Source knows models and the endpoints that serve them.
+type Source interface {
+	// Models returns what the source knows now and a channel that is closed
+	// when it knows something else. It does no I/O. The channel is nil if
+	// the answer never changes. The caller does not modify the slice.
+	Models() ([]Model, <-chan struct{})
+}
+
+// A Model is one of a source's models with the endpoints that serve it. A
+// source that serves a single model's block leaves Name empty.
+type Model struct {
+	Name      string
+	Endpoints []Spec
+}

@@ -1,0 +1,189 @@
+package routing
+
+import (
+	"cmp"
+	"slices"
+	"sync/atomic"
+
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/ledger"
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/ring"
+)
+
+// A Snapshot is the set of endpoints that serve a model at one moment. It is
+// immutable; the loads it shows are live. A change of endpoints makes a new
+// Snapshot.
+type Snapshot struct {
+	model     string
+	endpoints []*Endpoint // by ID
+	loads     []*atomic.Int64
+	service   *Endpoint
+	pool      *pool
+	turn      *atomic.Uint64
+	dry       bool
+}
+
+// New returns a snapshot of a model's endpoints. The order of endpoints does
+// not matter; of two with the same ID the first counts. service is where
+// requests go when none of them can be picked; it may be nil. prev, if not
+// nil, is the snapshot of the same model that this one replaces: what can be
+// carried over from it is.
+func New(model string, endpoints []*Endpoint, service *Endpoint, prev *Snapshot) *Snapshot {
+	es := slices.Clone(endpoints)
+	slices.SortStableFunc(es, func(a, b *Endpoint) int { return cmp.Compare(a.ID, b.ID) })
+	es = slices.CompactFunc(es, func(a, b *Endpoint) bool { return a.ID == b.ID })
+	s := &Snapshot{model: model, endpoints: es, service: service}
+	s.loads = make([]*atomic.Int64, len(es))
+	for i, e := range es {
+		s.loads[i] = e.entry.Counter()
+	}
+	if prev != nil {
+		s.turn, s.pool = prev.turn, newPool(es, prev.pool)
+	} else {
+		s.turn, s.pool = new(atomic.Uint64), newPool(es, nil)
+	}
+	return s
+}
+
+// NewSnapshot returns a snapshot over a ledger of its own, for tests of
+// strategies.
+func NewSnapshot(model string, specs ...Spec) *Snapshot {
+	l := ledger.New(ledger.Config{})
+	es := make([]*Endpoint, len(specs))
+	for i, spec := range specs {
+		es[i] = NewEndpoint(l, model, spec)
+	}
+	return New(model, es, nil, nil)
+}
+
+// Model returns the model's name.
+func (s *Snapshot) Model() string { return s.model }
+
+// Len returns the number of endpoints.
+func (s *Snapshot) Len() int { return len(s.endpoints) }
+
+// At returns endpoint i. Endpoints are in the order of their IDs.
+func (s *Snapshot) At(i int) *Endpoint { return s.endpoints[i] }
+
+// Load returns the load of endpoint i.
+func (s *Snapshot) Load(i int) int { return int(s.loads[i].Load()) }
+
+// Usable reports whether endpoint i may be picked for req: it was not tried
+// by an earlier attempt.
+func (s *Snapshot) Usable(req *Request, i int) bool {
+	return len(req.Tried) == 0 || !slices.Contains(req.Tried, s.endpoints[i].ID)
+}
+
+// Total returns the sum of the loads of the usable endpoints and their number.
+func (s *Snapshot) Total(req *Request) (load, n int) {
+	if len(req.Tried) == 0 {
+		for _, l := range s.loads {
+			load += int(l.Load())
+		}
+		return load, len(s.loads)
+	}
+	for i, l := range s.loads {
+		if s.Usable(req, i) {
+			load += int(l.Load())
+			n++
+		}
+	}
+	return load, n
+}
+
+// TotalWeight returns the sum of the weights of the usable endpoints.
+func (s *Snapshot) TotalWeight(req *Request) int {
+	w := s.pool.weight
+	if len(req.Tried) == 0 {
+		return w
+	}
+	for i, e := range s.endpoints {
+		if !s.Usable(req, i) {
+			w -= e.Weight
+		}
+	}
+	return w
+}
+
+// Tagged returns the endpoint with this [Endpoint.Tag], or -1 if there is
+// none.
+func (s *Snapshot) Tagged(tag uint32) int { return s.pool.tagged(tag) }
+
+// InTurn returns the endpoint whose turn it is, by weight. The turns of an
+// endpoint are spread evenly among those of the others. The snapshot must not
+// be empty.
+func (s *Snapshot) InTurn(turn uint64) int { return s.pool.inTurn(turn) }
+
+// Successors starts a walk over the endpoints in the order in which the
+// consistent hash ring prefers them for the hash.
+func (s *Snapshot) Successors(hash uint64) ring.Walk { return s.pool.hashRing().Walk(hash) }
+
+// Owner returns the endpoint that the ring prefers for the hash, or -1 if
+// there is none.
+func (s *Snapshot) Owner(hash uint64) int { return s.pool.hashRing().Owner(hash) }
+
+// Acquire counts one more call on endpoint i, whatever its load.
+func (s *Snapshot) Acquire(i int) *Lease { return s.acquire(s.endpoints[i]) }
+
+// TryAcquire counts one more call on endpoint i if its load is still seen.
+// It returns nil if it is not, and the caller looks again. A strategy that
+// compares loads uses it so that no burst lands on one endpoint.
+func (s *Snapshot) TryAcquire(i, seen int) *Lease {
+	e := s.endpoints[i]
+	if s.dry {
+		return &Lease{endpoint: e}
+	}
+	if s.Load(i) != seen {
+		return nil // without a lease made in vain
+	}
+	l := &Lease{endpoint: e}
+	if !e.entry.TryReserve(&l.ticket, int64(seen)) {
+		return nil
+	}
+	return l
+}
+
+// HasService reports whether the model has a service address to fall back to.
+func (s *Snapshot) HasService() bool { return s.service != nil }
+
+// Service returns the model's service, or nil.
+func (s *Snapshot) Service() *Endpoint { return s.service }
+
+// AcquireService counts one more call on the model's service. It returns nil
+// if there is none.
+func (s *Snapshot) AcquireService() *Lease {
+	if s.service == nil {
+		return nil
+	}
+	l := s.acquire(s.service)
+	l.service = true
+	return l
+}
+
+func (s *Snapshot) acquire(e *Endpoint) *Lease {
+	l := &Lease{endpoint: e}
+	if !s.dry {
+		e.entry.Reserve(&l.ticket)
+	}
+	return l
+}
+
+// Turn returns the next number of a count that all picks of the model share,
+// starting at 0. It goes on through changes of endpoints.
+func (s *Snapshot) Turn() uint64 {
+	if s.dry {
+		return s.turn.Load()
+	}
+	return s.turn.Add(1) - 1
+}
+
+// DryRun returns a snapshot that looks like s and counts nothing, to explain
+// a decision.
+func (s *Snapshot) DryRun() *Snapshot {
+	d := *s
+	d.dry = true
+	return &d
+}
+
+// IsDryRun reports whether the snapshot counts nothing. A strategy that
+// keeps state of its own leaves it alone then.
+func (s *Snapshot) IsDryRun() bool { return s.dry }
