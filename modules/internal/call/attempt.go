@@ -1,0 +1,259 @@
+package call
+
+import (
+	"slices"
+	"strconv"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/metrics"
+	"github.com/flexinfer/caddy-flexinfer/modules/routing"
+)
+
+// Next ends the attempt under way, if there is one, and picks the endpoint of
+// the next. The pick is counted in the same step. It returns nil when there
+// is no endpoint to go to or when no further attempt may be made.
+func (c *Call) Next() *routing.Lease {
+	c.endAttempt()
+	if c.model == nil || c.gaveUp {
+		return nil
+	}
+	if c.attempts > 0 {
+		// The endpoints may be others by now.
+		if res, ok := c.catalog.Table().Resolve(c.model.Name); ok {
+			c.model = res.Model
+		}
+	}
+	lease := c.take(c.pick(c.model.Snapshot))
+	if lease == nil {
+		return nil
+	}
+	c.model.Metrics.Reserved()
+	c.decisions.Decided(c.decision.Key, lease.IsService(), lease.Endpoint().Target())
+	c.log(c.decision)
+	return lease
+}
+
+// take makes the decision the call's, and its lease that of the attempt under
+// way.
+func (c *Call) take(d routing.Decision) *routing.Lease {
+	c.decision = d
+	if d.Lease == nil {
+		return nil
+	}
+	c.attempts++
+	c.mu.Lock()
+	ended := c.ended
+	if !ended {
+		c.lease = d.Lease
+	}
+	c.mu.Unlock()
+	if ended {
+		d.Lease.Release()
+		return nil
+	}
+	return d.Lease
+}
+
+// pick asks the strategy, and falls back to the model's service where it has
+// no answer. Of endpoints that failed this call already one is picked again
+// only when none is left.
+func (c *Call) pick(snap *routing.Snapshot) routing.Decision {
+	c.prepare(snap)
+	var d routing.Decision
+	if snap.Len() > 0 {
+		d = c.strategy.Pick(&c.request, snap)
+	}
+	if d.Lease == nil && snap.HasService() && !slices.Contains(c.request.Tried, snap.Service().ID) {
+		d.Lease, d.Key = snap.AcquireService(), routing.Key{}
+	}
+	if d.Lease == nil && len(c.request.Tried) > 0 {
+		c.request.Tried = c.request.Tried[:0]
+		d = c.strategy.Pick(&c.request, snap)
+	}
+	return d
+}
+
+// prepare fills in what strategies see.
+func (c *Call) prepare(snap *routing.Snapshot) {
+	c.request.Keys = c
+	c.request.Model, c.request.Adapter = snap.Model(), c.adapter
+	c.request.Path, c.request.Header = c.path, c.header
+}
+
+// Explain returns the decision that Next would make, counting nothing.
+func (c *Call) Explain() routing.Decision {
+	if c.model == nil {
+		return routing.Decision{}
+	}
+	return c.pick(c.model.Snapshot.DryRun())
+}
+
+// Lease returns the lease of the attempt under way, or nil.
+func (c *Call) Lease() *routing.Lease {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.lease
+}
+
+// Dial says that the attempt under way begins.
+func (c *Call) Dial() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.lease == nil {
+		return
+	}
+	c.lease.Activate()
+	if c.renew == nil && c.set.LeaseTTL > 0 {
+		c.renew = time.AfterFunc(c.set.LeaseTTL/2, c.renewLease)
+	}
+}
+
+// renewLease runs while the call does, so that a long one is not taken for a
+// leak.
+func (c *Call) renewLease() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended {
+		return
+	}
+	c.lease.Renew()
+	c.renew.Reset(c.set.LeaseTTL / 2)
+}
+
+// Failed says that the attempt under way could not reach its endpoint, and
+// reports whether the next may follow.
+func (c *Call) Failed(reason string) (again bool) {
+	lease := c.Lease()
+	if lease == nil {
+		return false
+	}
+	c.request.Tried = append(c.request.Tried, lease.Endpoint().ID)
+	c.endAttempt()
+	if c.attempts > c.set.Retries {
+		c.gaveUp = true
+		return false
+	}
+	c.model.Metrics.Retried(reason)
+	return true
+}
+
+// GiveUp says that no attempt may follow the one under way.
+func (c *Call) GiveUp() { c.gaveUp = true }
+
+// Finished says that the answer of the attempt under way has ended.
+func (c *Call) Finished() { c.endAttempt() }
+
+// NextOf is Next for a pool of upstreams that is not the gateway's: it picks
+// from snap with the strategy s, or with the one that was chosen for this
+// call. Endpoints whose ID is out are passed over.
+func (c *Call) NextOf(snap *routing.Snapshot, s routing.Strategy, name string, out func(id string) bool) *routing.Lease {
+	c.endAttempt()
+	c.foreign = true
+	if c.strategy == nil {
+		c.strategy, c.strategyName = s, name
+	}
+	c.prepare(snap)
+	tried := c.request.Tried
+	var unavailable []string
+	for i := range snap.Len() {
+		if id := snap.At(i).ID; out(id) {
+			unavailable = append(unavailable, id)
+		}
+	}
+	c.request.Tried = slices.Concat(unavailable, tried)
+	d := c.strategy.Pick(&c.request, snap)
+	if d.Lease == nil && len(tried) > 0 {
+		c.request.Tried = unavailable
+		d = c.strategy.Pick(&c.request, snap)
+	}
+	c.request.Tried = tried
+	return c.take(d)
+}
+
+// Foreign reports whether the endpoint was picked from a pool that is not the
+// gateway's.
+func (c *Call) Foreign() bool { return c.foreign }
+
+func (c *Call) endAttempt() {
+	c.mu.Lock()
+	lease := c.lease
+	c.lease = nil
+	c.mu.Unlock()
+	lease.Release()
+}
+
+// End ends the call: its lease is released, and its buffer goes back once no
+// attempt reads it any more. It may be called from any goroutine, more than
+// once.
+func (c *Call) End() {
+	c.mu.Lock()
+	ended := c.ended
+	c.ended = true
+	lease := c.lease
+	if c.renew != nil {
+		c.renew.Stop()
+	}
+	c.mu.Unlock()
+	if ended {
+		return
+	}
+	lease.Release()
+	if c.doc != nil {
+		docs.Put(c.doc)
+	}
+	if c.buf != nil {
+		c.buf.release()
+	}
+}
+
+// log writes the decision, at level debug.
+func (c *Call) log(d routing.Decision) {
+	if d.Lease.IsService() {
+		if e := c.set.Logger.Check(zapcore.DebugLevel, "routing fallback to service"); e != nil {
+			e.Write(zap.String("model", c.model.Name), zap.String("strategy", c.strategyName),
+				zap.Stringer("key_source", d.Key.Source))
+		}
+		return
+	}
+	if e := c.set.Logger.Check(zapcore.DebugLevel, "routing to pod"); e != nil {
+		e.Write(zap.String("model", c.model.Name), zap.String("strategy", c.strategyName),
+			zap.String("target", d.Lease.Endpoint().Target()), zap.Stringer("key_source", d.Key.Source))
+	}
+}
+
+// Outcome returns how metrics call a decision's outcome.
+func Outcome(d routing.Decision) string {
+	if d.Lease.IsService() {
+		return metrics.OutcomeService
+	}
+	return metrics.OutcomePod
+}
+
+// Target returns how metrics call the target of a decision, "" if there is
+// none.
+func Target(d routing.Decision) string {
+	switch {
+	case d.Lease == nil:
+		return ""
+	case d.Lease.IsService():
+		return metrics.TargetService
+	}
+	return d.Lease.Endpoint().Target()
+}
+
+// AllowRoute says whether the answer tells the client how it was routed.
+func (c *Call) AllowRoute(yes bool) { c.tellRoute = yes }
+
+// Route returns the value of X-Flexinfer-Route, or "" if the client is not to
+// be told.
+func (c *Call) Route() string {
+	if !c.tellRoute || c.decision.Lease == nil {
+		return ""
+	}
+	d := c.decision
+	return "target=" + Target(d) + " strategy=" + c.strategyName + " key_source=" + d.Key.Source.String() +
+		" outcome=" + Outcome(d) + " attempt=" + strconv.Itoa(c.attempts)
+}

@@ -1,0 +1,344 @@
+// Package call holds what the gateway knows of one request: the model it asks
+// for, the bytes of its body, its routing keys, and the lease of the attempt
+// under way. Every part of the gateway that takes part in a request finds the
+// same Call in the request's context, or makes it.
+package call
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/catalog"
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/key"
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/metrics"
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/openai"
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/usage"
+	"github.com/flexinfer/caddy-flexinfer/modules/routing"
+)
+
+// Settings are what a configuration says about all calls. They do not change.
+type Settings struct {
+	// MaxBody is the largest body that is read, in bytes.
+	MaxBody int64
+
+	// Keys says how keys are found.
+	Keys *key.Config
+
+	// Retries is how many attempts may follow the first.
+	Retries int
+
+	// LeaseTTL is the age at which the ledger takes a lease for a leak.
+	LeaseTTL time.Duration
+
+	// Logger gets the routing decisions, at level debug.
+	Logger *zap.Logger
+}
+
+// A Call is one request on its way. Its methods are for the request's own
+// goroutine, except End.
+type Call struct {
+	set     *Settings
+	started time.Time
+
+	// The request as it came.
+	header  http.Header
+	path    string // without /model/<name>
+	body    []byte
+	buf     *buffer // holds body, unless body is small
+	length  int64   // of the body, -1 if it was not read to its end
+	doc     *openai.Doc
+	read    bool
+	readErr error
+	badDoc  error
+
+	// What it asks for.
+	asked    string
+	resolved bool
+	model    *catalog.Model
+	adapter  string
+	catalog  *catalog.Catalog
+
+	// The keys, once they are asked for.
+	session, prefix         routing.Key
+	haveSession, havePrefix bool
+
+	// What routes it, and where it went.
+	strategy     routing.Strategy
+	strategyName string
+	decisions    *metrics.Strategy
+	request      routing.Request
+	decision     routing.Decision
+	attempts     int
+	gaveUp       bool
+	foreign      bool
+	tellRoute    bool
+	answered     Answer
+
+	mu    sync.Mutex // guards what End may touch from another goroutine
+	lease *routing.Lease
+	renew *time.Timer
+	ended bool
+}
+
+// An Answer is what an upstream said, as far as the gateway watched it.
+type Answer struct {
+	// Status is the HTTP status, 0 if none came.
+	Status int
+
+	// TTFT is the time from the request's arrival to the first byte of the
+	// answer's body that is not a comment; 0 if none came.
+	TTFT time.Duration
+
+	// Broken reports that the answer ended before its end.
+	Broken bool
+
+	// Usage is what the engine counted.
+	Usage usage.Tokens
+}
+
+type contextKey struct{}
+
+// From returns the call of the request that ctx belongs to, or nil.
+func From(ctx context.Context) *Call {
+	c, _ := ctx.Value(contextKey{}).(*Call)
+	return c
+}
+
+// New returns the request's call, and makes it if there is none yet: then it
+// becomes part of the request's context. Nothing of the body is read.
+//
+// The maker of a call ends it: made reports that the caller is the maker.
+func New(r *http.Request, set *Settings) (c *Call, made bool) {
+	if c = From(r.Context()); c != nil {
+		return c, false
+	}
+	c = &Call{set: set, started: time.Now(), header: r.Header, path: r.URL.Path, length: -1}
+	// In place, so that whoever holds r already sees the same context.
+	*r = *r.WithContext(context.WithValue(r.Context(), contextKey{}, c))
+	return c, true
+}
+
+// ReadBody reads the request's body to its end, once, and gives r a body that
+// reads the same bytes again. It returns an error if the body is larger than
+// the settings allow, or that of reading it; r's body then reads what has come and goes on where
+// the reading stopped.
+func (c *Call) ReadBody(r *http.Request) error {
+	if c.read {
+		return c.readErr
+	}
+	c.read = true
+	c.readErr = c.readBody(r)
+	return c.readErr
+}
+
+func (c *Call) readBody(r *http.Request) error {
+	if r.Body == nil || r.Body == http.NoBody || r.ContentLength == 0 {
+		c.length = 0
+		return nil
+	}
+	if r.ContentLength > c.set.MaxBody {
+		return errTooLarge
+	}
+	buf, err := readBody(r.Body, r.ContentLength, c.set.MaxBody)
+	c.buf = buf
+	if err != nil {
+		r.Body = &resumedBody{Reader: io.MultiReader(&attemptBody{buf: buf, rest: parts{buf.b}}, r.Body), Closer: r.Body}
+		return err
+	}
+	c.body, c.length = buf.b, int64(len(buf.b))
+	if len(buf.b) <= small {
+		c.body = bytes.Clone(buf.b)
+		buf.release()
+		c.buf = nil
+	}
+	c.Rewind(r)
+	r.TransferEncoding = nil
+	c.scan(r)
+	return nil
+}
+
+// scan looks at a body that is JSON, by its type or, where the type is
+// missing or odd, by its first byte.
+func (c *Call) scan(r *http.Request) {
+	switch mediaType(r.Header) {
+	case typeForm:
+		return
+	case typeOther:
+		if !startsLikeObject(c.body) {
+			return
+		}
+	}
+	doc := docs.Get().(*openai.Doc)
+	if c.badDoc = doc.Scan(c.body); c.badDoc == nil {
+		c.doc = doc
+	}
+}
+
+var docs = sync.Pool{New: func() any { return new(openai.Doc) }}
+
+// startsLikeObject reports whether a body of no known type may be JSON.
+func startsLikeObject(body []byte) bool {
+	body = bytes.TrimLeft(bytes.TrimPrefix(body, []byte("\xef\xbb\xbf")), " \t\r\n")
+	return len(body) > 0 && body[0] == '{'
+}
+
+// Rewind gives r a body that reads the call's bytes from the start, for one
+// attempt: those that came, but for the model's name where the endpoints know
+// another than the one that was asked for.
+func (c *Call) Rewind(r *http.Request) {
+	switch {
+	case c.length < 0:
+		return
+	case c.length == 0:
+		r.Body, r.ContentLength = http.NoBody, 0
+		return
+	}
+	p := c.outgoing()
+	r.ContentLength = p.length()
+	if c.buf != nil {
+		r.Body = &attemptBody{buf: c.buf, rest: p}
+		return
+	}
+	// A reader that net/http knows: it then sends head and body in one
+	// packet. Nobody knows when it is done with it, hence no pooled buffer.
+	body := p[0]
+	if len(p[1]) > 0 {
+		body = slices.Concat(p[0], p[1], p[2])
+	}
+	r.Body = io.NopCloser(bytes.NewReader(body))
+}
+
+// outgoing returns the body as the endpoints are to see it.
+func (c *Call) outgoing() parts {
+	d := c.document()
+	if d == nil || c.model == nil || c.foreign {
+		return parts{c.body}
+	}
+	name, err := d.Model(maxName)
+	known := cmp.Or(c.adapter, c.model.Name)
+	if err != nil || name == known {
+		return parts{c.body}
+	}
+	quoted, err := json.Marshal(known)
+	if err != nil {
+		return parts{c.body}
+	}
+	value := d.Field(openai.FieldModel)
+	return parts{c.body[:value.Start], quoted, c.body[value.End:]}
+}
+
+// Body returns the length of the body in bytes, or -1 if it was not read.
+func (c *Call) Body() int64 { return c.length }
+
+// Started returns the time at which the call was made.
+func (c *Call) Started() time.Time { return c.started }
+
+// Asked returns the model's name as the request has it, or "".
+func (c *Call) Asked() string { return c.asked }
+
+// Model returns the model that the request resolved to, or nil.
+func (c *Call) Model() *catalog.Model { return c.model }
+
+// Adapter returns the LoRA adapter that was asked for, or "".
+func (c *Call) Adapter() string { return c.adapter }
+
+// StrategyName returns the name of the strategy that picks for this call.
+func (c *Call) StrategyName() string { return c.strategyName }
+
+// Decision returns the last decision about the call.
+func (c *Call) Decision() routing.Decision { return c.decision }
+
+// Attempts returns how many endpoints were picked so far.
+func (c *Call) Attempts() int { return c.attempts }
+
+// Answer is where the transport notes what the upstream said.
+func (c *Call) Answer() *Answer { return &c.answered }
+
+// SessionKey implements [routing.Keys].
+func (c *Call) SessionKey() routing.Key {
+	if !c.haveSession {
+		c.haveSession = true
+		c.session = c.set.Keys.Session(c.header, c.document())
+	}
+	return c.session
+}
+
+// PrefixKey implements [routing.Keys].
+func (c *Call) PrefixKey() routing.Key {
+	if !c.havePrefix {
+		c.havePrefix = true
+		c.prefix = c.set.Keys.Head(c.modelName(), c.adapter, c.header, c.document())
+		if !c.prefix.Usable() {
+			c.prefix = key.Fallback(c.SessionKey())
+		}
+	}
+	return c.prefix
+}
+
+// Holds reports whether the request has a usable key in a source.
+func (c *Call) Holds(source routing.KeySource) bool {
+	return c.set.Keys.Holds(source, c.modelName(), c.adapter, c.header, c.document())
+}
+
+func (c *Call) modelName() string {
+	if c.model == nil {
+		return ""
+	}
+	return c.model.Name
+}
+
+// Continues implements [routing.Keys].
+func (c *Call) Continues() bool {
+	d := c.document()
+	return d != nil && d.Continues()
+}
+
+// document returns the scanned body, or nil if there is none any more.
+func (c *Call) document() *openai.Doc {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended {
+		return nil
+	}
+	return c.doc
+}
+
+// Stream reports whether the request asks for a stream.
+func (c *Call) Stream() bool {
+	d := c.document()
+	if d == nil {
+		return false
+	}
+	v, ok := d.Bool(d.Field(openai.FieldStream))
+	return v && ok
+}
+
+// Completion reports whether the request asks for a completion.
+func (c *Call) Completion() bool {
+	return strings.HasSuffix(c.path, "/v1/chat/completions") || strings.HasSuffix(c.path, "/v1/completions")
+}
+
+// Interface guard
+var _ routing.Keys = (*Call)(nil)
+
+// Alone returns the request's call. If no handler before made one it is made,
+// and ends by itself when the server is done with the request.
+func Alone(r *http.Request, set *Settings) *Call {
+	if c := From(r.Context()); c != nil {
+		return c
+	}
+	done := r.Context()
+	c, _ := New(r, set)
+	context.AfterFunc(done, c.End)
+	return c
+}

@@ -1,0 +1,239 @@
+package call
+
+import (
+	"errors"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/catalog"
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/openai"
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/refusal"
+	"github.com/flexinfer/caddy-flexinfer/modules/routing"
+)
+
+const (
+	modelHeader = "X-Model-Id"
+	pathPrefix  = "/model/"
+
+	// maxName bounds a model's name, in bytes. A longer one is nobody's.
+	maxName = 1024
+)
+
+// Resolve finds out which of the catalog's models the request asks for. The
+// first of these that names one counts:
+//
+//  1. the header X-Model-ID;
+//  2. a path of the form /model/<name>/…, which loses the two segments (the
+//     longest known name counts, since names may hold slashes);
+//  3. the field model of a JSON body;
+//  4. the form field model of a multipart body;
+//  5. the query parameter model of a request without a body.
+//
+// A name in the header or the path is judged before the body is read. The
+// error is a [refusal.Refusal] or what came of reading the body; ReadBody's
+// error of a body that is too large is turned into a refusal.
+func (c *Call) Resolve(r *http.Request, cat *catalog.Catalog) error {
+	if c.resolved {
+		return nil
+	}
+	t := cat.Table()
+	c.catalog = cat
+	if ref := checkPath(r.URL.Path); ref != nil {
+		return ref
+	}
+	name, ref := headerModel(r.Header)
+	if ref != nil {
+		return ref
+	}
+	if name == "" && strings.HasPrefix(r.URL.Path, pathPrefix) {
+		rest := r.URL.Path[len(pathPrefix):]
+		known, remainder, ok := t.LongestName(rest)
+		if !ok {
+			c.asked, _, _ = strings.Cut(rest, "/")
+			return c.unknown(t)
+		}
+		name = known
+		stripPath(r, len(r.URL.Path)-len(remainder))
+		c.path = r.URL.Path
+	}
+	if name != "" {
+		if ref := c.resolve(t, name); ref != nil {
+			return ref
+		}
+	}
+	if err := c.ReadWhole(r); err != nil {
+		return err
+	}
+	if name != "" {
+		c.Rewind(r)
+		return nil
+	}
+	name, ref = c.bodyModel(r)
+	if ref != nil {
+		return ref
+	}
+	if name == "" && c.length == 0 {
+		name = strings.TrimSpace(r.URL.Query().Get("model"))
+	}
+	if name == "" {
+		return refusal.NoModel()
+	}
+	if ref := c.resolve(t, name); ref != nil {
+		return ref
+	}
+	if name != c.model.Name { // the body's bytes are not what goes out
+		c.Rewind(r)
+	}
+	return nil
+}
+
+// Named finds the name of the model that the request asks for, in the same
+// order as Resolve, without judging it. Only for matchers: the path stays.
+func (c *Call) Named(r *http.Request, cat *catalog.Catalog) (string, error) {
+	if c.asked != "" {
+		return c.asked, nil
+	}
+	name, ref := headerModel(r.Header)
+	if ref != nil {
+		return "", nil
+	}
+	if name == "" && strings.HasPrefix(r.URL.Path, pathPrefix) {
+		name, _, _ = cat.Table().LongestName(r.URL.Path[len(pathPrefix):])
+		return name, nil
+	}
+	if name != "" {
+		return name, nil
+	}
+	if err := c.ReadWhole(r); err != nil {
+		return "", err
+	}
+	name, _ = c.bodyModel(r)
+	if name == "" && c.length == 0 {
+		name = strings.TrimSpace(r.URL.Query().Get("model"))
+	}
+	return name, nil
+}
+
+// ReadWhole is ReadBody for those who cannot do without the whole body: one
+// that is too large is a refusal.
+func (c *Call) ReadWhole(r *http.Request) error {
+	err := c.ReadBody(r)
+	if errors.Is(err, errTooLarge) {
+		return refusal.TooLarge(c.set.MaxBody)
+	}
+	return err
+}
+
+// resolve notes the model that name stands for.
+func (c *Call) resolve(t *catalog.Table, name string) *refusal.Refusal {
+	c.asked = name
+	res, ok := t.Resolve(name)
+	if !ok {
+		return c.unknown(t)
+	}
+	c.resolved = true
+	c.model, c.adapter = res.Model, res.Adapter
+	if c.strategy == nil {
+		c.strategy, c.strategyName, c.decisions = c.model.Strategy, c.model.StrategyName, c.model.Decisions
+	} else {
+		c.decisions = c.model.Metrics.Strategy(c.strategyName)
+	}
+	return nil
+}
+
+func (c *Call) unknown(t *catalog.Table) *refusal.Refusal {
+	if !t.Settled() {
+		return refusal.Starting(c.asked)
+	}
+	return refusal.UnknownModel(c.asked)
+}
+
+// UseStrategy makes s pick for this call instead of the model's own strategy.
+func (c *Call) UseStrategy(s routing.Strategy, name string) {
+	c.strategy, c.strategyName = s, name
+}
+
+// headerModel returns the model that the header names, or "".
+func headerModel(h http.Header) (string, *refusal.Refusal) {
+	name := ""
+	for _, v := range h[modelHeader] {
+		v = strings.TrimSpace(v)
+		switch {
+		case v == "" || v == name:
+		case name == "":
+			name = v
+		default:
+			return "", refusal.BadRequest("invalid_model", "the header X-Model-ID is there twice, with different names")
+		}
+	}
+	return name, nil
+}
+
+// bodyModel returns the model that the body names, or "".
+func (c *Call) bodyModel(r *http.Request) (name string, _ *refusal.Refusal) {
+	var err error
+	switch {
+	case c.length <= 0:
+		return "", nil
+	case mediaType(r.Header) == typeForm:
+		name, _, err = openai.FormModel(c.body, r.Header.Get("Content-Type"))
+	case c.badDoc != nil:
+		return "", refusal.BadRequest("invalid_json", c.badDoc.Error())
+	case c.doc != nil:
+		name, err = c.doc.Model(maxName)
+	}
+	switch {
+	case err == nil:
+		return name, nil
+	case errors.Is(err, openai.ErrNoModel):
+		return "", nil
+	case errors.Is(err, openai.ErrModelTooLong):
+		return "", refusal.UnknownModel("(a name of more than " + strconv.Itoa(maxName) + " bytes)")
+	}
+	ref := refusal.BadRequest("invalid_model", err.Error())
+	ref.Param = "model"
+	return "", ref
+}
+
+// checkPath refuses a path that means another one to whoever cleans it: what
+// the gateway judged must be what the upstream serves.
+func checkPath(path string) *refusal.Refusal {
+	if !strings.Contains(path, "/.") && !strings.ContainsAny(path, "\\\x00") {
+		return nil
+	}
+	if strings.ContainsAny(path, "\\\x00") {
+		return refusal.BadRequest("invalid_path", "the path holds a character that a path cannot hold")
+	}
+	for segment := range strings.SplitSeq(path, "/") {
+		if segment == "." || segment == ".." {
+			return refusal.BadRequest("invalid_path", "the path holds a . or .. segment")
+		}
+	}
+	return nil
+}
+
+// stripPath cuts the first n bytes off r's path, in its decoded and in its
+// encoded form.
+func stripPath(r *http.Request, n int) {
+	escaped := r.URL.EscapedPath()
+	i := 0
+	for decoded := 0; decoded < n && i < len(escaped); decoded++ {
+		if escaped[i] == '%' {
+			i += 2
+		}
+		i++
+	}
+	path, raw := r.URL.Path[n:], escaped[min(i, len(escaped)):]
+	if path == "" {
+		path, raw = "/", "/"
+	}
+	u := *r.URL
+	u.Path, u.RawPath = path, ""
+	if (&url.URL{Path: path}).EscapedPath() != raw {
+		u.RawPath = raw
+	}
+	r.URL = &u
+	r.RequestURI = u.RequestURI()
+}

@@ -1,0 +1,272 @@
+// Package catalog turns the names that clients ask for into models. A Table
+// is the immutable answer of one moment; a Catalog replaces it whole whenever
+// a source learns something new.
+package catalog
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+
+	"go.uber.org/zap"
+
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/ledger"
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/metrics"
+	"github.com/flexinfer/caddy-flexinfer/modules/routing"
+)
+
+// Undeclared is the model label of calls to upstreams that belong to no
+// declared model, such as those of a plain reverse_proxy.
+const Undeclared = metrics.UnknownModel
+
+// A Model is a model as one moment knows it.
+type Model struct {
+	// Name is the declared name.
+	Name string
+
+	// Aliases are other names for it, Adapters names of its LoRA adapters.
+	Aliases, Adapters []string
+
+	// Strategy picks among the Snapshot's endpoints. StrategyName is its
+	// name as users type it.
+	Strategy     routing.Strategy
+	StrategyName string
+	Snapshot     *routing.Snapshot
+
+	// Metrics records what happens to the model's requests, and Decisions
+	// what its own strategy decides.
+	Metrics   *metrics.Model
+	Decisions *metrics.Strategy
+}
+
+// A Declaration is a model that the configuration declares.
+type Declaration struct {
+	Name              string
+	Aliases, Adapters []string
+	Strategy          routing.Strategy
+	StrategyName      string
+	Sources           []routing.Source
+	Service           *routing.Spec
+}
+
+// Config says what a Catalog is made of.
+type Config struct {
+	// Ledger counts the calls to the endpoints.
+	Ledger *ledger.Ledger
+
+	// Models are declared; no name, alias or adapter is there twice.
+	Models []Declaration
+
+	// Sources list further models. A declared name shadows theirs.
+	Sources []routing.Source
+
+	// Strategy is that of the sources' models.
+	Strategy     routing.Strategy
+	StrategyName string
+
+	Logger *zap.Logger
+}
+
+// A Catalog keeps a Table up to date.
+type Catalog struct {
+	cfg   Config
+	table atomic.Pointer[Table]
+
+	mu       sync.Mutex // serialises rebuild and Close
+	closed   bool
+	recorded map[string]*metrics.Model // what this catalog holds on to
+}
+
+// New returns a catalog that holds what its sources know at once. It does no
+// I/O. Close must be called in the end.
+func New(cfg Config) *Catalog {
+	c := &Catalog{cfg: cfg, recorded: make(map[string]*metrics.Model)}
+	c.rebuild()
+	return c
+}
+
+// Table returns what is known now.
+func (c *Catalog) Table() *Table { return c.table.Load() }
+
+// Follow keeps the table up to date until ctx is done.
+func (c *Catalog) Follow(ctx context.Context) {
+	sources := append([]routing.Source(nil), c.cfg.Sources...)
+	for _, m := range c.cfg.Models {
+		sources = append(sources, m.Sources...)
+	}
+	changed := make(chan struct{}, 1)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for _, s := range sources {
+		wg.Go(func() {
+			for {
+				_, next := s.Models()
+				select {
+				case changed <- struct{}{}:
+				default:
+				}
+				if next == nil {
+					return
+				}
+				select {
+				case <-next:
+				case <-ctx.Done():
+					return
+				}
+			}
+		})
+	}
+	for {
+		select {
+		case <-changed:
+			c.rebuild()
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// Close gives up the catalog's hold on metrics. The last table stays valid
+// for the requests that still use it.
+func (c *Catalog) Close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return
+	}
+	c.closed = true
+	for _, m := range c.recorded {
+		m.Release()
+	}
+}
+
+// settler is a source that says whether it has had time to look around.
+type settler interface{ Settled() bool }
+
+// rebuild replaces the table by what the sources know now.
+func (c *Catalog) rebuild() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return
+	}
+	prev := c.table.Load()
+	t := &Table{names: make(map[string]Resolved), settled: true}
+	for _, d := range c.cfg.Models {
+		var found []routing.Spec
+		for _, s := range d.Sources {
+			t.settled = t.settled && settled(s)
+			models, _ := s.Models()
+			for _, m := range models {
+				found = append(found, m.Endpoints...)
+			}
+		}
+		c.add(t, prev, d, found)
+	}
+	discovered := make(map[string][]routing.Spec)
+	var order []string
+	for _, s := range c.cfg.Sources {
+		t.settled = t.settled && settled(s)
+		models, _ := s.Models()
+		for _, m := range models {
+			if _, ok := discovered[m.Name]; !ok {
+				order = append(order, m.Name)
+			}
+			discovered[m.Name] = append(discovered[m.Name], m.Endpoints...)
+		}
+	}
+	for _, name := range order {
+		if _, ok := t.names[name]; ok || name == "" {
+			continue
+		}
+		c.add(t, prev, Declaration{Name: name, Strategy: c.cfg.Strategy, StrategyName: c.cfg.StrategyName}, discovered[name])
+	}
+	c.table.Store(t)
+
+	gone := make(map[string]struct{}, len(c.recorded))
+	for name := range c.recorded {
+		gone[name] = struct{}{}
+	}
+	for _, m := range t.models {
+		delete(gone, m.Name)
+	}
+	for name := range gone {
+		c.recorded[name].Release()
+		delete(c.recorded, name)
+	}
+}
+
+// add puts a model with the endpoints found for it into t.
+func (c *Catalog) add(t, prev *Table, d Declaration, found []routing.Spec) {
+	var old *Model
+	if prev != nil {
+		old = prev.names[d.Name].Model
+	}
+	m := &Model{
+		Name: d.Name, Aliases: d.Aliases, Adapters: d.Adapters,
+		Strategy: d.Strategy, StrategyName: d.StrategyName,
+		Metrics: c.recorded[d.Name],
+	}
+	if m.Metrics == nil {
+		m.Metrics = metrics.Acquire(d.Name)
+		c.recorded[d.Name] = m.Metrics
+	}
+	m.Decisions = m.Metrics.Strategy(d.StrategyName)
+	m.Snapshot = c.snapshot(m, old, d.Service, found)
+	t.models = append(t.models, m)
+	t.names[d.Name] = Resolved{Model: m}
+	for _, a := range d.Aliases {
+		t.names[a] = Resolved{Model: m}
+	}
+	for _, a := range d.Adapters {
+		t.names[a] = Resolved{Model: m, Adapter: a}
+	}
+}
+
+// snapshot makes the model's snapshot, out of the old model's endpoints where
+// they are the same.
+func (c *Catalog) snapshot(m, old *Model, service *routing.Spec, found []routing.Spec) *routing.Snapshot {
+	var prev *routing.Snapshot
+	have := make(map[string]*routing.Endpoint)
+	if old != nil {
+		prev = old.Snapshot
+		for i := range prev.Len() {
+			have[prev.At(i).ID] = prev.At(i)
+		}
+	}
+	endpoints := make([]*routing.Endpoint, 0, len(found))
+	added := 0
+	for _, spec := range found {
+		e := routing.NewEndpoint(c.cfg.Ledger, m.Name, spec)
+		if o := have[e.ID]; o == nil {
+			added++
+		} else if o.Spec.Equal(&e.Spec) {
+			e = o
+		}
+		endpoints = append(endpoints, e)
+	}
+	var s *routing.Endpoint
+	if service != nil {
+		s = routing.NewEndpoint(c.cfg.Ledger, m.Name, *service)
+	}
+	snap := routing.New(m.Name, endpoints, s, prev)
+	targets := make(map[string]struct{}, snap.Len())
+	for i := range snap.Len() {
+		delete(have, snap.At(i).ID)
+		targets[snap.At(i).Target()] = struct{}{}
+	}
+	if prev == nil || added > 0 || len(have) > 0 {
+		m.Metrics.Endpoints(snap.Len(), added, len(have))
+	}
+	for _, o := range have {
+		if _, ok := targets[o.Target()]; !ok {
+			m.Metrics.Forget(o.Target())
+		}
+	}
+	return snap
+}
+
+func settled(s routing.Source) bool {
+	st, ok := s.(settler)
+	return !ok || st.Settled()
+}

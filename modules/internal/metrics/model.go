@@ -1,0 +1,234 @@
+package metrics
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/usage"
+	"github.com/flexinfer/caddy-flexinfer/modules/routing"
+)
+
+// Status is how a request ended, a label of requests_total.
+type Status uint8
+
+// The statuses.
+const (
+	// StatusSuccess: an upstream answered below 500.
+	StatusSuccess Status = iota
+	// StatusError: the gateway refused the request.
+	StatusError
+	// StatusUpstreamError: an upstream answered 5xx, could not be reached
+	// or died while answering.
+	StatusUpstreamError
+	// StatusClientClosed: the client left.
+	StatusClientClosed
+
+	numStatuses = int(StatusClientClosed) + 1
+)
+
+var statusNames = [numStatuses]string{"success", "error", "upstream_error", "client_closed"}
+
+func (s Status) String() string { return statusNames[s] }
+
+// Model records what happens to the requests for one model. Its series are
+// found once, so that recording costs an atomic addition.
+type Model struct {
+	name string
+	refs int // of models.m, under models.mu
+
+	requests          [numStatuses]prometheus.Counter
+	duration, ttft    prometheus.Observer
+	active            prometheus.Gauge
+	completions       [2]prometheus.Counter // plain, stream
+	promptTokens      prometheus.Observer
+	completionTokens  prometheus.Observer
+	promptTotal       prometheus.Counter
+	cachedTotal       prometheus.Counter
+	reserved, overdue prometheus.Counter
+	strategies        sync.Map // strategy's name → *Strategy
+}
+
+var models = struct {
+	mu sync.Mutex
+	m  map[string]*Model
+}{m: make(map[string]*Model)}
+
+// Acquire returns the recorder of a model. Each Acquire is undone by one
+// Release; the model's series go with the last.
+func Acquire(name string) *Model {
+	models.mu.Lock()
+	defer models.mu.Unlock()
+	m := models.m[name]
+	if m == nil {
+		m = &Model{name: name}
+		for i := range m.requests {
+			m.requests[i] = requests.WithLabelValues(name, statusNames[i])
+		}
+		m.duration = duration.WithLabelValues(name)
+		m.ttft = ttft.WithLabelValues(name)
+		m.active = active.WithLabelValues(name)
+		m.completions = [2]prometheus.Counter{
+			completions.WithLabelValues(name, "false"), completions.WithLabelValues(name, "true"),
+		}
+		m.promptTokens = promptTokens.WithLabelValues(name)
+		m.completionTokens = completionTokens.WithLabelValues(name)
+		m.promptTotal = promptTokensTotal.WithLabelValues(name)
+		m.cachedTotal = cachedTokensTotal.WithLabelValues(name)
+		m.reserved = reservations.WithLabelValues(name)
+		m.overdue = reservationsExpired.WithLabelValues(name)
+		models.m[name] = m
+	}
+	m.refs++
+	return m
+}
+
+// Release undoes one Acquire.
+func (m *Model) Release() {
+	models.mu.Lock()
+	defer models.mu.Unlock()
+	if m.refs--; m.refs > 0 {
+		return
+	}
+	delete(models.m, m.name)
+	for _, vec := range perModel {
+		vec.DeletePartialMatch(prometheus.Labels{"model": m.name})
+	}
+}
+
+// Unknown records requests that name no declared model. It is never released.
+var Unknown = sync.OnceValue(func() *Model { return Acquire(UnknownModel) })
+
+// Begin counts a request as in progress until End.
+func (m *Model) Begin() { m.active.Inc() }
+
+// End records how a request ended and how long it took.
+func (m *Model) End(s Status, took time.Duration) {
+	m.active.Dec()
+	m.requests[s].Inc()
+	m.duration.Observe(took.Seconds())
+}
+
+// Refused records a request that was refused before it was in progress.
+func (m *Model) Refused() { m.requests[StatusError].Inc() }
+
+// FirstToken records the time to a stream's first token.
+func (m *Model) FirstToken(took time.Duration) { m.ttft.Observe(took.Seconds()) }
+
+// Retried records that an attempt was repeated.
+func (m *Model) Retried(reason string) { retries.WithLabelValues(m.name, reason).Inc() }
+
+// Completed records a completion and its usage.
+func (m *Model) Completed(stream bool, u usage.Tokens) {
+	i := 0
+	if stream {
+		i = 1
+	}
+	m.completions[i].Inc()
+	if !u.Known {
+		return
+	}
+	m.promptTokens.Observe(float64(u.Prompt))
+	m.completionTokens.Observe(float64(u.Completion))
+	if u.CachedKnown {
+		m.promptTotal.Add(float64(u.Prompt))
+		m.cachedTotal.Add(float64(u.Cached))
+	}
+}
+
+// Reserved records a pick that counts as load before its attempt dials.
+func (m *Model) Reserved() { m.reserved.Inc() }
+
+// Endpoints records the number of a model's endpoints and how many of them
+// came and went since the last time.
+func (m *Model) Endpoints(count, added, removed int) {
+	endpointCount.WithLabelValues(m.name).Set(float64(count))
+	endpointChanges.WithLabelValues(m.name, "added").Add(float64(added))
+	endpointChanges.WithLabelValues(m.name, "removed").Add(float64(removed))
+}
+
+// Forget drops the series of a target that no longer serves the model.
+func (m *Model) Forget(target string) {
+	m.strategies.Range(func(_, s any) bool {
+		s.(*Strategy).targets.Delete(target)
+		return true
+	})
+	targetHits.DeletePartialMatch(prometheus.Labels{"model": m.name, "target": target})
+}
+
+// Strategy returns the recorder of the model's decisions under a strategy.
+func (m *Model) Strategy(name string) *Strategy {
+	if s, ok := m.strategies.Load(name); ok {
+		return s.(*Strategy)
+	}
+	s, _ := m.strategies.LoadOrStore(name, &Strategy{model: m.name, name: name})
+	return s.(*Strategy)
+}
+
+// Strategy records the decisions of a strategy for a model.
+type Strategy struct {
+	model, name string
+	decisions   [routing.NumKeySources][2]atomic.Pointer[prometheus.Counter]
+	keys        [routing.NumKeySources]atomic.Pointer[keySet]
+	targets     sync.Map // target → prometheus.Counter
+}
+
+// The outcomes of a routing decision, and the target of a service-fallback.
+const (
+	OutcomePod     = "pod"
+	OutcomeService = "service-fallback"
+	TargetService  = "service-dns"
+)
+
+// Decided records one decision and the attempt that follows from it.
+func (s *Strategy) Decided(key routing.Key, service bool, target string) {
+	i, outcome := 0, OutcomePod
+	if service {
+		i, outcome, target = 1, OutcomeService, TargetService
+	}
+	slot := &s.decisions[key.Source][i]
+	c := slot.Load()
+	if c == nil {
+		made := decisions.WithLabelValues(s.model, s.name, key.Source.String(), outcome)
+		c = &made
+		slot.Store(c)
+	}
+	(*c).Inc()
+
+	t, ok := s.targets.Load(target)
+	if !ok {
+		t, _ = s.targets.LoadOrStore(target, targetHits.WithLabelValues(s.model, s.name, target))
+	}
+	t.(prometheus.Counter).Inc()
+
+	if key.Usable() {
+		s.seen(key)
+	}
+}
+
+// seen counts a key towards the cardinality of its source.
+func (s *Strategy) seen(key routing.Key) {
+	set := s.keys[key.Source].Load()
+	if set == nil {
+		source := key.Source.String()
+		made := &keySet{
+			count:    cardinality.WithLabelValues(s.model, s.name, source),
+			overflow: cardinalityOverflow.WithLabelValues(s.model, s.name, source),
+		}
+		s.keys[key.Source].CompareAndSwap(nil, made)
+		set = s.keys[key.Source].Load()
+	}
+	set.add(key.Hash)
+}
+
+// ReservationsExpired records n picks of a model that never became an attempt.
+func ReservationsExpired(model string, n int) {
+	models.mu.Lock()
+	m := models.m[model]
+	models.mu.Unlock()
+	if m != nil {
+		m.overdue.Add(float64(n))
+	}
+}
