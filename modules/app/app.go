@@ -1,0 +1,278 @@
+// Package app holds the Caddy app `flexinfer`: the configuration that all
+// parts of the gateway share, and the state that outlives a reload.
+package app
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"sync"
+
+	"go.uber.org/zap"
+
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/call"
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/catalog"
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/metrics"
+	"github.com/flexinfer/caddy-flexinfer/modules/routing"
+	"github.com/flexinfer/caddy-flexinfer/modules/sources"
+)
+
+func init() {
+	caddy.RegisterModule(new(App))
+}
+
+// runtime is the part of an App that the configuration does not set.
+type runtime struct {
+	logger   *zap.Logger
+	state    *state
+	settings *call.Settings
+
+	strategy     routing.Strategy
+	strategyName string
+	catalog      *catalog.Catalog
+
+	// What Start starts and Cleanup closes: the app's own catalog and those
+	// of handlers with sources of their own.
+	catalogs []*catalog.Catalog
+	starters []starter
+	cancel   context.CancelFunc
+	running  sync.WaitGroup
+}
+
+// starter is a source with a goroutine of its own. What Start starts, the
+// source's Cleanup stops.
+type starter interface{ Start() error }
+
+// CaddyModule returns the Caddy module information.
+func (*App) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "flexinfer",
+		New: func() caddy.Module { return new(App) },
+	}
+}
+
+// Of returns the app of the configuration that ctx belongs to. One that
+// configures no such app has it with all its defaults and without models.
+func Of(ctx caddy.Context) (*App, error) {
+	a, err := ctx.App("flexinfer")
+	if err != nil {
+		return nil, fmt.Errorf("loading the flexinfer app: %w", err)
+	}
+	return a.(*App), nil
+}
+
+// Provision sets up a.
+func (a *App) Provision(ctx caddy.Context) error {
+	a.logger = ctx.Logger()
+	if err := a.applyEnvironment(a.logger); err != nil {
+		return err
+	}
+	if err := a.validate(); err != nil {
+		return err
+	}
+	st, _, err := states.LoadOrNew(stateKey, newState)
+	if err != nil {
+		return fmt.Errorf("setting up shared state: %w", err)
+	}
+	a.state = st.(*state)
+	a.settings = a.callSettings()
+
+	if a.strategy, a.strategyName, err = a.LoadStrategy(ctx, a, "RoutingRaw", a.RoutingRaw); err != nil {
+		return err
+	}
+	if a.strategy == nil {
+		if a.strategy, a.strategyName, err = defaultStrategy(ctx); err != nil {
+			return err
+		}
+	}
+	declared := make([]catalog.Declaration, 0, len(a.Models))
+	for _, m := range a.Models {
+		d, err := a.declare(ctx, m)
+		if err != nil {
+			return fmt.Errorf("model %s: %w", m.Name, err)
+		}
+		declared = append(declared, d)
+	}
+	a.catalog = a.newCatalog(declared, nil, a.strategy, a.strategyName)
+	return metrics.Register(ctx.GetMetricsRegistry(), collector)
+}
+
+// declare turns a model's configuration into what the catalog takes.
+func (a *App) declare(ctx caddy.Context, m *Model) (d catalog.Declaration, err error) {
+	d = catalog.Declaration{Name: m.Name, Aliases: m.Aliases, Adapters: m.Adapters}
+	if d.Strategy, d.StrategyName, err = a.LoadStrategy(ctx, m, "RoutingRaw", m.RoutingRaw); err != nil {
+		return d, err
+	}
+	if d.Strategy == nil {
+		d.Strategy, d.StrategyName = a.strategy, a.strategyName
+	}
+	if d.Sources, err = a.loadSources(ctx, m, "SourcesRaw"); err != nil {
+		return d, err
+	}
+	if m.Service != "" {
+		spec, err := sources.ParseAddress(m.Service)
+		if err != nil {
+			return d, fmt.Errorf("service: %w", err)
+		}
+		d.Service = &spec
+	}
+	return d, nil
+}
+
+// LoadStrategy loads the strategy module in a field of a module's
+// configuration and returns it with its name as users type it. An empty field
+// gives nil.
+func (a *App) LoadStrategy(ctx caddy.Context, module any, field string, raw json.RawMessage) (routing.Strategy, string, error) {
+	if raw == nil {
+		return nil, "", nil
+	}
+	v, err := ctx.LoadModule(module, field)
+	if err != nil {
+		return nil, "", fmt.Errorf("loading strategy: %w", err)
+	}
+	if a.RoutingOff() {
+		return defaultStrategy(ctx)
+	}
+	s, ok := v.(routing.Strategy)
+	if !ok {
+		return nil, "", fmt.Errorf("module %T is not a strategy", v)
+	}
+	name := v.(caddy.Module).CaddyModule().ID.Name()
+	return s, strings.ReplaceAll(name, "_", "-"), nil
+}
+
+func defaultStrategy(ctx caddy.Context) (routing.Strategy, string, error) {
+	v, err := ctx.LoadModuleByID(strategyNamespace+".default", nil)
+	if err != nil {
+		return nil, "", fmt.Errorf("loading strategy: %w", err)
+	}
+	return v.(routing.Strategy), "default", nil
+}
+
+// loadSources loads the source modules in a field and notes which of them
+// Start starts.
+func (a *App) loadSources(ctx caddy.Context, module any, field string) ([]routing.Source, error) {
+	v, err := ctx.LoadModule(module, field)
+	if err != nil {
+		return nil, fmt.Errorf("loading sources: %w", err)
+	}
+	list, _ := v.([]any)
+	found := make([]routing.Source, 0, len(list))
+	for _, v := range list {
+		s, ok := v.(routing.Source)
+		if !ok {
+			return nil, fmt.Errorf("module %T is not a source of endpoints", v)
+		}
+		if st, ok := v.(starter); ok {
+			a.starters = append(a.starters, st)
+		}
+		found = append(found, s)
+	}
+	return found, nil
+}
+
+// CatalogOf returns a catalog of the models that the sources in a field of a
+// module list. The app keeps it up to date and closes it.
+func (a *App) CatalogOf(ctx caddy.Context, module any, field string) (*catalog.Catalog, error) {
+	found, err := a.loadSources(ctx, module, field)
+	if err != nil {
+		return nil, err
+	}
+	return a.newCatalog(nil, found, a.strategy, a.strategyName), nil
+}
+
+func (a *App) newCatalog(declared []catalog.Declaration, listing []routing.Source, s routing.Strategy, name string) *catalog.Catalog {
+	c := catalog.New(catalog.Config{
+		Ledger: a.state.ledger, Models: declared, Sources: listing,
+		Strategy: s, StrategyName: name, Logger: a.logger,
+	})
+	a.catalogs = append(a.catalogs, c)
+	return c
+}
+
+// Catalog returns the catalog of the declared models.
+func (a *App) Catalog() *catalog.Catalog { return a.catalog }
+
+// Catalogs returns all catalogs of this configuration.
+func (a *App) Catalogs() []*catalog.Catalog { return a.catalogs }
+
+// Settings returns what the configuration says about all calls.
+func (a *App) Settings() *call.Settings { return a.settings }
+
+// Start begins to follow the sources.
+func (a *App) Start() error {
+	a.state.configure(a)
+	for _, s := range a.starters {
+		if err := s.Start(); err != nil {
+			return fmt.Errorf("starting a source: %w", err)
+		}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	a.cancel = cancel
+	for _, c := range a.catalogs {
+		a.running.Go(func() { c.Follow(ctx) })
+		a.state.add(c)
+	}
+	return nil
+}
+
+// Stop stops following the sources, unless the process exits: requests that
+// drain still want to know which endpoints are there.
+func (a *App) Stop() error {
+	if a.cancel != nil && !caddy.Exiting() {
+		a.cancel()
+		a.running.Wait()
+	}
+	return nil
+}
+
+// Cleanup gives up what a holds. Requests of this configuration may still be
+// under way: what they use stays valid.
+func (a *App) Cleanup() error {
+	for _, c := range a.catalogs {
+		if a.state != nil {
+			a.state.remove(c)
+		}
+		c.Close()
+	}
+	if a.state != nil {
+		a.state = nil
+		if _, err := states.Delete(stateKey); err != nil {
+			return fmt.Errorf("giving up shared state: %w", err)
+		}
+	}
+	return nil
+}
+
+const (
+	defaultMaxBody = 32 << 20
+	defaultRetries = 2
+)
+
+func (a *App) callSettings() *call.Settings {
+	set := &call.Settings{
+		MaxBody:  defaultMaxBody,
+		Keys:     a.Keys.config(),
+		Retries:  defaultRetries,
+		LeaseTTL: a.ledgerConfig().TTL,
+		Logger:   a.logger,
+	}
+	if a.MaxBody > 0 {
+		set.MaxBody = a.MaxBody
+	}
+	if a.Retries != nil {
+		set.Retries = *a.Retries
+	}
+	return set
+}
+
+// Interface guards
+var (
+	_ caddy.App          = (*App)(nil)
+	_ caddy.Provisioner  = (*App)(nil)
+	_ caddy.CleanerUpper = (*App)(nil)
+	_ starter            = (*sources.UpstreamModels)(nil)
+)

@@ -1,0 +1,299 @@
+package app
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"golang.org/x/net/http/httpguts"
+
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/ledger"
+	"github.com/flexinfer/caddy-flexinfer/modules/sources"
+)
+
+// App is what all parts of the FlexInfer gateway share: the models, how calls
+// for them are routed, and the counts of calls in flight, which outlive a
+// reload.
+//
+// Every option may be left out. Those that FlexInfer's own proxy takes from
+// the environment (`PROXY_*` and `FLEXINFER_*`) have the variable's value as
+// their default; what the configuration says wins. A variable that turns on
+// what the gateway leaves to other parts of Caddy, such as
+// `PROXY_AUTH_ENABLED`, fails the start with the directives to write instead,
+// unless `env_ignore` names it.
+type App struct {
+	// The strategy of every model that names none. Default: `default`.
+	RoutingRaw json.RawMessage `json:"routing,omitempty" caddy:"namespace=flexinfer.strategies inline_key=strategy"`
+
+	// The models, in the order in which /v1/models lists them.
+	Models []*Model `json:"models,omitempty"`
+
+	// Bounds and further sources of routing keys.
+	Keys *Keys `json:"keys,omitempty"`
+
+	// The largest request body that is read, in bytes. A larger one is
+	// refused with 413. Default: `33554432` (32 MiB).
+	MaxBody int64 `json:"max_body,omitempty"`
+
+	// How many times a call that could not reach its endpoint is tried
+	// again with another. Default: `2`.
+	Retries *int `json:"retries,omitempty"`
+
+	// How long a pick counts as load before its attempt dials; 0 counts
+	// only from the dial. Default: `10s`.
+	ReservationTTL *caddy.Duration `json:"reservation_ttl,omitempty"`
+
+	// Bounds of the in-flight ledger.
+	Ledger *Ledger `json:"ledger,omitempty"`
+
+	// Who may ask for the X-Flexinfer-Route header with X-Flexinfer-Debug: 1:
+	// `off`, `private` (clients with a private or loopback address) or
+	// `all`. Default: `private`.
+	DebugHeader string `json:"debug_header,omitempty"`
+
+	// Environment variables of FlexInfer's proxy that are passed over, such
+	// as those which ask for what this gateway does by other means.
+	EnvIgnore []string `json:"env_ignore,omitempty"`
+
+	routingOff bool // by PROXY_ROUTING_ENABLED
+
+	runtime
+}
+
+// Model declares one model: the names that ask for it, where its replicas are
+// and how calls are spread over them.
+type Model struct {
+	// The name that clients ask for. Required; unique among all names.
+	Name string `json:"name"`
+
+	// Other names for the same model. Each is unique among all names.
+	Aliases []string `json:"aliases,omitempty"`
+
+	// LoRA adapters that the model's engines hold. A call for one goes to
+	// this model's endpoints with the adapter's name left in the body, and
+	// the name is part of the routing key. Each is unique among all names.
+	Adapters []string `json:"adapters,omitempty"`
+
+	// The strategy that picks an endpoint. Default: that of the app.
+	RoutingRaw json.RawMessage `json:"routing,omitempty" caddy:"namespace=flexinfer.strategies inline_key=strategy"`
+
+	// Where the model's endpoints come from; their union counts. Needed
+	// unless there is a service.
+	SourcesRaw []json.RawMessage `json:"sources,omitempty" caddy:"namespace=flexinfer.sources inline_key=source"`
+
+	// Where to go when no endpoint can be picked: host:port or a URL,
+	// usually a Kubernetes Service's name.
+	Service string `json:"service,omitempty"`
+}
+
+// Keys bounds and extends the sources of routing keys.
+type Keys struct {
+	// The longest explicit cache key that is accepted, in characters.
+	// Default: `128`.
+	ExplicitKeyMaxLength int `json:"explicit_key_max_length,omitempty"`
+
+	// How much of each system message takes part in the canonical key, in
+	// bytes after normalisation. Default: `512`.
+	SystemSegmentMaxLength int `json:"system_segment_max_length,omitempty"`
+
+	// How much of the document context takes part in the canonical key, in
+	// bytes after normalisation. Default: `256`.
+	DocumentSegmentMaxLength int `json:"document_segment_max_length,omitempty"`
+
+	// Request headers that hold a session key, after X-Session-ID and
+	// X-Conversation-ID. Given, they replace the shipped list, which has
+	// the session headers of the common coding agents.
+	SessionHeaders []string `json:"session_headers,omitempty"`
+
+	// Body fields that hold a session key, as dotted paths, after
+	// session_id. Given, they replace the shipped list: metadata.user_id.
+	SessionFields []string `json:"session_fields,omitempty"`
+}
+
+// Ledger bounds how long a leaked in-flight count can live.
+type Ledger struct {
+	// The width of a time bucket. Default: `5s`.
+	Bucket caddy.Duration `json:"bucket,omitempty"`
+
+	// The age at which a bucket is dropped whole. At least four times the
+	// width of a bucket. A call that really runs longer stays counted.
+	// Default: `600s`.
+	TTL caddy.Duration `json:"ttl,omitempty"`
+}
+
+// debugHeaders are the values of App.DebugHeader.
+var debugHeaders = []string{"off", "private", "all"}
+
+// CheckDebugHeader returns an error if DebugHeader cannot be value.
+func CheckDebugHeader(value string) error {
+	if !slices.Contains(debugHeaders, value) {
+		return fmt.Errorf("debug_header is %q; write one of: %s", value, strings.Join(debugHeaders, ", "))
+	}
+	return nil
+}
+
+// RoutingOff reports whether PROXY_ROUTING_ENABLED=false has every model
+// routed by the strategy `default`, whatever else is configured.
+func (a *App) RoutingOff() bool { return a.routingOff }
+
+// validate returns an error if the configuration is wrong. It looks at the
+// raw modules, and must be called before they are loaded.
+func (a *App) validate() error {
+	var names Names
+	for i, m := range a.Models {
+		if m == nil {
+			return fmt.Errorf("model %d is null", i)
+		}
+		if err := m.validate(&names); err != nil {
+			return err
+		}
+	}
+	for _, limit := range []struct {
+		option string
+		value  int64
+	}{
+		{"max_body", a.MaxBody},
+		{"retries", int64(deref(a.Retries))},
+		{"reservation_ttl", int64(deref(a.ReservationTTL))},
+	} {
+		if limit.value < 0 {
+			return fmt.Errorf("%s is negative; leave it out for its default", limit.option)
+		}
+	}
+	if a.Keys != nil {
+		if err := a.Keys.validate(); err != nil {
+			return fmt.Errorf("keys: %w", err)
+		}
+	}
+	if a.Ledger != nil {
+		if err := a.Ledger.Check(); err != nil {
+			return fmt.Errorf("ledger: %w", err)
+		}
+	}
+	if a.DebugHeader != "" {
+		return CheckDebugHeader(a.DebugHeader)
+	}
+	return nil
+}
+
+func (m *Model) validate(names *Names) error {
+	if err := names.Add("model", m.Name, m.Name); err != nil {
+		return err
+	}
+	for _, alias := range m.Aliases {
+		if err := names.Add("alias", alias, m.Name); err != nil {
+			return err
+		}
+	}
+	for _, adapter := range m.Adapters {
+		if err := names.Add("adapter", adapter, m.Name); err != nil {
+			return err
+		}
+	}
+	if len(m.SourcesRaw) == 0 && m.Service == "" {
+		return fmt.Errorf("model %q has neither sources nor a service; without either there is nowhere to send its calls", m.Name)
+	}
+	if m.Service != "" {
+		if _, err := sources.ParseAddress(m.Service); err != nil {
+			return fmt.Errorf("model %q: service: %w", m.Name, err)
+		}
+	}
+	return nil
+}
+
+func (k *Keys) validate() error {
+	for _, limit := range []struct {
+		option string
+		value  int
+	}{
+		{"explicit_key_max_length", k.ExplicitKeyMaxLength},
+		{"system_segment_max_length", k.SystemSegmentMaxLength},
+		{"document_segment_max_length", k.DocumentSegmentMaxLength},
+	} {
+		if limit.value < 0 {
+			return fmt.Errorf("%s is negative; leave it out for its default", limit.option)
+		}
+	}
+	for _, field := range k.SessionHeaders {
+		if err := CheckSessionHeader(field); err != nil {
+			return err
+		}
+	}
+	for _, path := range k.SessionFields {
+		if err := CheckSessionField(path); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// CheckSessionHeader returns an error if field cannot be one of
+// Keys.SessionHeaders.
+func CheckSessionHeader(field string) error {
+	if !httpguts.ValidHeaderFieldName(field) {
+		return fmt.Errorf("session header %q is not the name of a header field", field)
+	}
+	return nil
+}
+
+// CheckSessionField returns an error if path cannot be one of
+// Keys.SessionFields.
+func CheckSessionField(path string) error {
+	if slices.Contains(strings.Split(path, "."), "") {
+		return fmt.Errorf("session field %q is not a dotted path, such as metadata.user_id", path)
+	}
+	return nil
+}
+
+// Check returns an error if the times do not fit together.
+func (l *Ledger) Check() error {
+	bucket := cmp.Or(time.Duration(l.Bucket), ledger.DefaultBucket)
+	ttl := cmp.Or(time.Duration(l.TTL), ledger.DefaultTTL)
+	switch {
+	case bucket < 0, ttl < 0:
+		return errors.New("bucket and ttl are times above 0")
+	case ttl/4 < bucket:
+		return fmt.Errorf("ttl %s is less than four times the bucket's %s; raise ttl to %s or more", ttl, bucket, 4*bucket)
+	}
+	return nil
+}
+
+// Names are the names that ask for models: their own, their aliases and their
+// adapters. None may be given twice.
+type Names struct{ taken map[string]string }
+
+// Add takes a name for a model. Its kind is model, alias or adapter. The error
+// says why the name cannot be, and who has it already.
+func (n *Names) Add(kind, name, model string) error {
+	of := ""
+	if kind != "model" {
+		of = fmt.Sprintf(" of model %q", model)
+	}
+	if err := sources.CheckName(name); err != nil {
+		return fmt.Errorf("%s%s: %w", kind, of, err)
+	}
+	who := fmt.Sprintf("%s %q%s", kind, name, of)
+	switch other, ok := n.taken[name]; {
+	case ok && other == who:
+		return fmt.Errorf("%s is there twice", who)
+	case ok:
+		return fmt.Errorf("%s: the name is taken by %s; each name, alias and adapter is there once", who, other)
+	}
+	if n.taken == nil {
+		n.taken = make(map[string]string)
+	}
+	n.taken[name] = who
+	return nil
+}
+
+func deref[T any](p *T) (v T) {
+	if p != nil {
+		v = *p
+	}
+	return v
+}

@@ -1,0 +1,123 @@
+// Package sources holds the modules that discover endpoints.
+package sources
+
+import (
+	"fmt"
+	"net/http"
+
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/flexinfer/caddy-flexinfer/modules/routing"
+)
+
+func init() {
+	caddy.RegisterModule(Static{})
+}
+
+// Static is a source of endpoints that the configuration lists.
+type Static struct {
+	// The upstreams, each of which serves the model.
+	Upstreams []Upstream `json:"upstreams,omitempty"`
+
+	models []routing.Model
+}
+
+// Upstream is one address that serves models.
+type Upstream struct {
+	// Where the upstream is: host:port, or a URL with the scheme http,
+	// https or h2c and, if need be, a base path. A URL without a port
+	// means port 80, or 443 for https.
+	Address string `json:"address"`
+
+	// The upstream's share of the load relative to others, 1 to 100.
+	// Default: `1`.
+	Weight int `json:"weight,omitempty"`
+
+	// Words about the upstream, for strategies and the admin API.
+	Labels map[string]string `json:"labels,omitempty"`
+
+	// Header fields to set on requests to this upstream. Values may hold
+	// global placeholders, such as {env.KEY}; they are replaced once, when
+	// the configuration is loaded.
+	Headers map[string]string `json:"headers,omitempty"`
+}
+
+// CaddyModule returns the Caddy module information.
+func (Static) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "flexinfer.sources.static",
+		New: func() caddy.Module { return new(Static) },
+	}
+}
+
+// Provision sets up s.
+func (s *Static) Provision(caddy.Context) error {
+	specs, err := specsOf(s.Upstreams)
+	if err != nil {
+		return err
+	}
+	s.models = []routing.Model{{Endpoints: specs}}
+	return nil
+}
+
+// Models implements [routing.Source].
+func (s *Static) Models() ([]routing.Model, <-chan struct{}) { return s.models, nil }
+
+// specsOf returns the endpoints that the upstreams describe, in their order.
+func specsOf(upstreams []Upstream) ([]routing.Spec, error) {
+	specs := make([]routing.Spec, 0, len(upstreams))
+	seen := make(map[string]bool, len(upstreams))
+	for i := range upstreams {
+		spec, err := upstreams[i].Spec()
+		if err != nil {
+			return nil, err
+		}
+		if url := spec.URL(); seen[url] {
+			return nil, fmt.Errorf("upstream %s is listed twice; to send it more, give it a weight", upstreams[i].Address)
+		} else {
+			seen[url] = true
+		}
+		specs = append(specs, spec)
+	}
+	return specs, nil
+}
+
+// Spec returns the endpoint that u describes, placeholders replaced.
+func (u *Upstream) Spec() (routing.Spec, error) {
+	spec, err := ParseAddress(u.Address)
+	if err != nil {
+		return spec, err
+	}
+	if u.Weight != 0 {
+		if err := CheckWeight(u.Weight); err != nil {
+			return spec, fmt.Errorf("upstream %s: %w", u.Address, err)
+		}
+	}
+	spec.Weight, spec.Labels = u.Weight, u.Labels
+	if len(u.Headers) == 0 {
+		return spec, nil
+	}
+	repl := caddy.NewReplacer()
+	spec.Header = make(http.Header, len(u.Headers))
+	for field, value := range u.Headers {
+		v, err := repl.ReplaceOrErr(value, true, true)
+		if err != nil {
+			return spec, fmt.Errorf("upstream %s: header %s: %w", u.Address, field, err)
+		}
+		if err := CheckHeader(field, v); err != nil {
+			return spec, fmt.Errorf("upstream %s: %w", u.Address, err)
+		}
+		if spec.Header[http.CanonicalHeaderKey(field)] != nil {
+			return spec, fmt.Errorf("upstream %s: header %s is set twice", u.Address, field)
+		}
+		spec.Header.Set(field, v)
+	}
+	return spec, nil
+}
+
+// Interface guards
+var (
+	_ caddy.Module      = (*Static)(nil)
+	_ caddy.Provisioner = (*Static)(nil)
+	_ routing.Source    = (*Static)(nil)
+)
