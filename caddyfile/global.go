@@ -1,0 +1,131 @@
+package caddyfile
+
+import (
+	"encoding/json"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
+
+	"github.com/flexinfer/caddy-flexinfer/modules/app"
+)
+
+// parseGlobalOption sets up the flexinfer app from Caddyfile tokens. Syntax:
+//
+//	flexinfer {
+//	    routing <strategy> [<options...>]
+//	    model   <name> [<addresses...>] {
+//	        ...
+//	    }
+//	    keys {
+//	        explicit_key_max_length     <characters>
+//	        system_segment_max_length   <bytes>
+//	        document_segment_max_length <bytes>
+//	        session_header              <fields...>
+//	        session_field               <dotted_paths...>
+//	    }
+//	    max_body        <size>
+//	    retries         <count>
+//	    reservation_ttl <duration>
+//	    ledger {
+//	        bucket <duration>
+//	        ttl    <duration>
+//	    }
+//	    debug_header off|private|all
+//	    env_ignore   <variables...>
+//	}
+//
+// The options of a model are listed at parseModel; what may follow a strategy
+// is the strategy's own affair. `model`, `session_header`, `session_field` and
+// `env_ignore` may be repeated.
+func parseGlobalOption(d *caddyfile.Dispenser, existing any) (any, error) {
+	d.Next() // consume option name
+	if existing != nil {
+		return nil, d.Err("there are two flexinfer blocks; write all options in one")
+	}
+	if d.NextArg() {
+		return nil, d.Errf("flexinfer takes no %q here; write its options in a block", d.Val())
+	}
+	a := new(app.App)
+	var names app.Names
+	err := readBlock(d, "flexinfer", map[string]option{
+		"routing": {read: strategyInto(&a.RoutingRaw)},
+		"model": {many: true, read: func(d *caddyfile.Dispenser) error {
+			m, err := parseModel(d, &names)
+			a.Models = append(a.Models, m)
+			return err
+		}},
+		"keys":            keysInto(&a.Keys),
+		"max_body":        value("32MiB", size, func(n int64) { a.MaxBody = n }),
+		"retries":         value("2", numberFrom(0), func(n int) { a.Retries = &n }),
+		"reservation_ttl": value("10s", timeFrom0, func(t caddy.Duration) { a.ReservationTTL = &t }),
+		"ledger":          ledgerInto(&a.Ledger),
+		"debug_header": word("private", func(who string) error {
+			a.DebugHeader = who
+			return app.CheckDebugHeader(who)
+		}),
+		"env_ignore": words("PROXY_AUTH_ENABLED", func(name string) error {
+			a.EnvIgnore = append(a.EnvIgnore, name)
+			return nil
+		}),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return httpcaddyfile.App{Name: "flexinfer", Value: caddyconfig.JSON(a, nil)}, nil
+}
+
+// keysInto returns the option keys.
+func keysInto(keys **app.Keys) option {
+	k := new(app.Keys)
+	opt := block(map[string]option{
+		"explicit_key_max_length":     value("128", numberFrom(1), func(n int) { k.ExplicitKeyMaxLength = n }),
+		"system_segment_max_length":   value("512", numberFrom(1), func(n int) { k.SystemSegmentMaxLength = n }),
+		"document_segment_max_length": value("256", numberFrom(1), func(n int) { k.DocumentSegmentMaxLength = n }),
+		"session_header": words("X-Chat-ID", func(field string) error {
+			k.SessionHeaders = append(k.SessionHeaders, field)
+			return app.CheckSessionHeader(field)
+		}),
+		"session_field": words("metadata.user_id", func(path string) error {
+			k.SessionFields = append(k.SessionFields, path)
+			return app.CheckSessionField(path)
+		}),
+	})
+	return option{read: func(d *caddyfile.Dispenser) error {
+		*keys = k
+		return opt.read(d)
+	}}
+}
+
+// ledgerInto returns the option ledger.
+func ledgerInto(ledger **app.Ledger) option {
+	l := new(app.Ledger)
+	opt := block(map[string]option{
+		"bucket": value("5s", timeAbove0, func(t caddy.Duration) { l.Bucket = t }),
+		"ttl":    value("600s", timeAbove0, func(t caddy.Duration) { l.TTL = t }),
+	})
+	return option{read: func(d *caddyfile.Dispenser) error {
+		*ledger = l
+		at := *d
+		if err := opt.read(d); err != nil {
+			return err
+		}
+		if err := l.Check(); err != nil {
+			return at.Errf("ledger: %w", err)
+		}
+		return nil
+	}}
+}
+
+// strategyInto returns a reader of an option that takes a strategy.
+func strategyInto(raw *json.RawMessage) func(*caddyfile.Dispenser) error {
+	return func(d *caddyfile.Dispenser) (err error) {
+		name := d.Val()
+		if !d.NextArg() {
+			return d.Errf("%s needs a strategy, such as: %s prefix", name, name)
+		}
+		*raw, err = app.ParseStrategy(d)
+		return err
+	}
+}

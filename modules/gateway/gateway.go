@@ -1,0 +1,301 @@
+// Package gateway holds the HTTP handler that owns one request's lifetime:
+// it finds out which model the request asks for, hands it on, and accounts
+// for how it ended.
+package gateway
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/flexinfer/caddy-flexinfer/modules/app"
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/call"
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/catalog"
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/metrics"
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/refusal"
+	"github.com/flexinfer/caddy-flexinfer/modules/routing"
+)
+
+func init() {
+	caddy.RegisterModule(Handler{})
+}
+
+// Handler finds the model that a request asks for and the keys that say which
+// KV cache it would hit, and hands it on to the next handler, usually
+// `reverse_proxy` with `dynamic flexinfer`, `lb_policy flexinfer` and
+// `transport flexinfer`. However the request ends, the handler releases what
+// it holds and accounts for it.
+//
+// The model is the first of these that is there: the header `X-Model-ID`; a
+// path `/model/<name>/…`, whose first two segments are stripped; the field
+// `model` of a JSON body or a multipart form; the query parameter `model` of
+// a request without a body.
+//
+// Requests that cannot be served are answered here, in the shape that the
+// caller's API uses: OpenAI's, Anthropic's on `/v1/messages`, Ollama's on
+// `/api/`. That holds for errors of the next handler too, so that
+// `handle_errors` does not run for them.
+//
+// The handler sets these placeholders, empty where the value is not known:
+//
+// Placeholder | Description
+// ------------|-------------
+// `{http.flexinfer.model}` | The declared name of the model
+// `{http.flexinfer.strategy}` | The strategy that picked
+// `{http.flexinfer.key_source}` | Where the routing key came from
+// `{http.flexinfer.outcome}` | `pod` or `service-fallback`
+// `{http.flexinfer.target}` | The upstream, as `host:port` and base path
+// `{http.flexinfer.ttft_ms}` | Milliseconds to the first byte of the answer's body
+type Handler struct {
+	// The strategy for requests through this handler, instead of the
+	// model's own.
+	StrategyRaw json.RawMessage `json:"strategy,omitempty" caddy:"namespace=flexinfer.strategies inline_key=strategy"`
+
+	// Sources that list the models of this handler, instead of those of the
+	// `flexinfer` app.
+	SourcesRaw []json.RawMessage `json:"sources,omitempty" caddy:"namespace=flexinfer.sources inline_key=source"`
+
+	// Whether to answer `/healthz`, `/readyz`, `/v1/models` and
+	// `/v1/models/<id>` too.
+	Operations bool `json:"operations,omitempty"`
+
+	app          *app.App
+	settings     *call.Settings
+	catalog      *catalog.Catalog
+	strategy     routing.Strategy
+	strategyName string
+	logger       *zap.Logger
+	accessLog    bool
+	listed       bool // has sources of its own
+}
+
+// CaddyModule returns the Caddy module information.
+func (Handler) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "http.handlers.flexinfer",
+		New: func() caddy.Module { return new(Handler) },
+	}
+}
+
+// Provision sets up h.
+func (h *Handler) Provision(ctx caddy.Context) (err error) {
+	h.logger = ctx.Logger()
+	if h.app, err = app.Of(ctx); err != nil {
+		return err
+	}
+	h.settings = h.app.Settings()
+	h.catalog = h.app.Catalog()
+	if h.listed = h.SourcesRaw != nil; h.listed {
+		if h.catalog, err = h.app.CatalogOf(ctx, h, "SourcesRaw"); err != nil {
+			return err
+		}
+	}
+	if h.strategy, h.strategyName, err = h.app.LoadStrategy(ctx, h, "StrategyRaw", h.StrategyRaw); err != nil {
+		return err
+	}
+	if srv, ok := ctx.Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server); ok {
+		h.accessLog = srv.Logs != nil
+	}
+	return nil
+}
+
+// ServeHTTP implements [caddyhttp.MiddlewareHandler].
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	if h.Operations && h.serveOperations(w, r) {
+		return nil
+	}
+	c, _ := call.New(r, h.settings)
+	defer c.End()
+	repl := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	repl.Map(placeholders(c))
+	if h.strategy != nil {
+		c.UseStrategy(h.strategy, h.strategyName)
+	}
+	recorder := metrics.Unknown()
+	begun := false
+	status := metrics.StatusError
+	// Runs also when the answer is broken off by a panic, as reverse_proxy
+	// does when the upstream dies or the client leaves in the middle.
+	defer func() {
+		if begun {
+			recorder.End(status, time.Since(c.Started()))
+		} else {
+			recorder.Refused()
+		}
+		if h.accessLog {
+			logFields(r, c)
+		}
+	}()
+
+	if err := c.Resolve(r, h.catalog); err != nil {
+		if m := c.Model(); m != nil {
+			recorder = m.Metrics
+		}
+		return h.refuse(w, r, err)
+	}
+	recorder = c.Model().Metrics
+	recorder.Begin()
+	begun = true
+	returned := false
+	defer func() { status = outcome(r, c, repl, returned) }()
+	c.AllowRoute(h.mayDebug(r))
+	err := next.ServeHTTP(w, r)
+	returned = true
+	if err != nil {
+		return h.refuse(w, r, err)
+	}
+	// The server arms a deadline with each write and leaves it armed. An
+	// answer that ends long after its last byte would lose its end to it.
+	if r.ProtoMajor == 1 && w.Header().Get("Content-Length") == "" {
+		_ = http.NewResponseController(w).Flush() //nolint:bodyclose // not a response
+	}
+	return nil
+}
+
+// refuse answers with err if it is a refusal or an error of an upstream, and
+// returns it otherwise.
+func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, err error) error {
+	if ref, ok := errors.AsType[*refusal.Refusal](err); ok {
+		return ref.Write(w, r.URL.Path)
+	}
+	if r.Context().Err() != nil {
+		return nil // nobody is left to answer
+	}
+	if he, ok := errors.AsType[caddyhttp.HandlerError](err); ok {
+		if he.StatusCode >= http.StatusInternalServerError {
+			if e := h.logger.Check(zap.ErrorLevel, "request failed"); e != nil {
+				e.Write(zap.Int("status", he.StatusCode), zap.Error(he.Err))
+			}
+			return refusal.Upstream(he.StatusCode).Write(w, r.URL.Path)
+		}
+		if he.StatusCode == http.StatusRequestEntityTooLarge { // by request_body
+			return refusal.TooLarge(0).Write(w, r.URL.Path)
+		}
+		return err
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return refusal.Timeout().Write(w, r.URL.Path)
+	}
+	return refusal.BadRequest("invalid_body", "the request's body could not be read").Write(w, r.URL.Path)
+}
+
+// outcome judges how a request that was handed on ended. One whose handler
+// did not return was broken off: by the upstream, if the answer broke, or else
+// by the client.
+func outcome(r *http.Request, c *call.Call, repl *caddy.Replacer, returned bool) metrics.Status {
+	a := c.Answer()
+	if a.Status == 0 { // another transport's
+		if v, ok := repl.Get("http.reverse_proxy.status_code"); ok {
+			a.Status, _ = v.(int)
+		}
+	}
+	switch {
+	case r.Context().Err() != nil, !returned && !a.Broken:
+		return metrics.StatusClientClosed
+	case a.Broken, a.Status == 0, a.Status >= http.StatusInternalServerError:
+		return metrics.StatusUpstreamError
+	}
+	return metrics.StatusSuccess
+}
+
+// mayDebug reports whether the client asks, and may ask, to be told how its
+// request was routed.
+func (h *Handler) mayDebug(r *http.Request) bool {
+	if r.Header.Get("X-Flexinfer-Debug") != "1" {
+		return false
+	}
+	ip, _ := caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string)
+	return h.app.MayDebug(ip)
+}
+
+// placeholders returns the values of {http.flexinfer.*} for c.
+func placeholders(c *call.Call) caddy.ReplacerFunc {
+	return func(key string) (any, bool) {
+		name, ok := strings.CutPrefix(key, "http.flexinfer.")
+		if !ok {
+			return nil, false
+		}
+		d := c.Decision()
+		switch name {
+		case "model":
+			if m := c.Model(); m != nil {
+				return m.Name, true
+			}
+		case "strategy":
+			return c.StrategyName(), true
+		case "key_source":
+			if d.Lease != nil {
+				return d.Key.Source.String(), true
+			}
+		case "outcome":
+			if d.Lease != nil {
+				return call.Outcome(d), true
+			}
+		case "target":
+			return call.Target(d), true
+		case "ttft_ms":
+			if t := c.Answer().TTFT; t > 0 {
+				return t.Milliseconds(), true
+			}
+		default:
+			return nil, false
+		}
+		return "", true
+	}
+}
+
+// logFields adds what is known of the call to the access log. Nothing of a
+// prompt is among it.
+func logFields(r *http.Request, c *call.Call) {
+	extra, ok := r.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields)
+	if !ok {
+		return
+	}
+	if m := c.Model(); m != nil {
+		extra.Set(zap.String("model", m.Name))
+	}
+	if d := c.Decision(); d.Lease != nil {
+		extra.Set(zap.String("strategy", c.StrategyName()))
+		extra.Set(zap.Stringer("key_source", d.Key.Source))
+		extra.Set(zap.Stringer("key_hash", d.Key))
+		extra.Set(zap.Stringer("session_hash", c.SessionKey()))
+		extra.Set(zap.String("target", call.Target(d)))
+		extra.Set(zap.Int("attempts", c.Attempts()))
+	}
+	extra.Set(zap.Int64("prompt_bytes", max(c.Body(), 0)))
+	a := c.Answer()
+	if a.TTFT > 0 {
+		extra.Set(zap.Int64("ttft_ms", a.TTFT.Milliseconds()))
+	}
+	if a.Usage.Known {
+		extra.Set(zap.Int("prompt_tokens", a.Usage.Prompt))
+		extra.Set(zap.Int("completion_tokens", a.Usage.Completion))
+	}
+	if a.Usage.CachedKnown {
+		extra.Set(zap.Int("cached_tokens", a.Usage.Cached))
+	}
+}
+
+// Validate reports whether h can work.
+func (h *Handler) Validate() error {
+	if h.listed || len(h.catalog.Table().Models()) > 0 {
+		return nil
+	}
+	return fmt.Errorf("no models: declare some in the global option flexinfer, or list upstreams here: flexinfer 10.0.0.5:8000 10.0.0.6:8000")
+}
+
+// Interface guards
+var (
+	_ caddy.Provisioner           = (*Handler)(nil)
+	_ caddy.Validator             = (*Handler)(nil)
+	_ caddyhttp.MiddlewareHandler = (*Handler)(nil)
+)

@@ -1,0 +1,317 @@
+// Package transport holds the transport that makes the exchange with an
+// endpoint.
+package transport
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/headers"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+
+	"github.com/flexinfer/caddy-flexinfer/modules/app"
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/call"
+	"github.com/flexinfer/caddy-flexinfer/modules/routing"
+)
+
+func init() {
+	caddy.RegisterModule(Transport{})
+}
+
+// Transport makes the exchange with the endpoint that was picked for a call,
+// over that endpoint's own scheme: http, https or h2c. It counts the call as
+// under way from the dial to the end of the answer, measures the time to the
+// first byte of the answer's body, and lets the proxy try again with another
+// endpoint if this one could not be reached.
+//
+// It takes the options of Caddy's `http` transport, which hold for all of the
+// endpoints; `tls` and its kin for those with the scheme https. The defaults
+// differ where inference engines need it: no HTTP proxy from the environment,
+// no compression of its own, up to 512 idle connections per endpoint, kept
+// for 4 seconds with http (uvicorn closes its own after 5) and 75 seconds
+// otherwise.
+//
+// For a request without a picked endpoint, as in a plain `reverse_proxy`, it
+// is Caddy's `http` transport with these defaults.
+type Transport struct {
+	reverseproxy.HTTPTransport
+
+	plain, secure, h2c *http.Transport
+	keepHost           bool // the operator sets Host
+}
+
+// CaddyModule returns the Caddy module information.
+func (Transport) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "http.reverse_proxy.transport.flexinfer",
+		New: func() caddy.Module { return new(Transport) },
+	}
+}
+
+const (
+	idlePlain   = 4 * time.Second
+	idleSecure  = 75 * time.Second
+	idlePerHost = 512
+)
+
+// Provision sets up t, and raises the number of retries of the proxy that it
+// belongs to: the proxy stops where t does not ask for another attempt.
+func (t *Transport) Provision(ctx caddy.Context) error {
+	a, err := app.Of(ctx)
+	if err != nil {
+		return err
+	}
+	if mods := ctx.Modules(); len(mods) > 1 {
+		if h, ok := mods[len(mods)-2].(*reverseproxy.Handler); ok {
+			t.adopt(h, a.Settings().Retries)
+		}
+	}
+	if t.plain, err = t.make(ctx, "http"); err != nil {
+		return err
+	}
+	if t.secure, err = t.make(ctx, "https"); err != nil {
+		return err
+	}
+	if t.h2c, err = t.make(ctx, "h2c"); err != nil {
+		return err
+	}
+	t.Transport = t.plain
+	switch {
+	case t.TLS != nil:
+		t.Transport = t.secure
+	case len(t.Versions) > 0 && t.Versions[0] == "h2c":
+		t.Transport = t.h2c
+	}
+	return nil
+}
+
+// adopt makes the proxy h fit for t.
+func (t *Transport) adopt(h *reverseproxy.Handler, retries int) {
+	if h.LoadBalancing == nil {
+		h.LoadBalancing = new(reverseproxy.LoadBalancing)
+	}
+	h.LoadBalancing.Retries = max(h.LoadBalancing.Retries, retries)
+	if h.Headers != nil && h.Headers.Request != nil {
+		t.keepHost = setsHost(h.Headers.Request)
+	}
+}
+
+func setsHost(ops *headers.HeaderOps) bool {
+	for _, fields := range []http.Header{ops.Set, ops.Add} {
+		for field := range fields {
+			if strings.EqualFold(field, "Host") {
+				return true
+			}
+		}
+	}
+	for field := range ops.Replace {
+		if strings.EqualFold(field, "Host") {
+			return true
+		}
+	}
+	return false
+}
+
+// make builds the transport for one scheme out of the options.
+func (t *Transport) make(ctx caddy.Context, scheme string) (*http.Transport, error) {
+	o := t.HTTPTransport
+	idle := idlePlain
+	switch scheme {
+	case "http":
+		o.TLS, o.Versions = nil, []string{"1.1"}
+	case "https":
+		idle = idleSecure
+		if o.TLS == nil {
+			o.TLS = new(reverseproxy.TLSConfig)
+		}
+		if len(o.Versions) == 0 || o.Versions[0] == "h2c" {
+			o.Versions = []string{"1.1", "2"}
+		}
+	case "h2c":
+		idle = idleSecure
+		o.TLS, o.Versions = nil, []string{"h2c"}
+	}
+	keepAlive := reverseproxy.KeepAlive{}
+	if o.KeepAlive != nil {
+		keepAlive = *o.KeepAlive
+	}
+	if keepAlive.IdleConnTimeout == 0 {
+		keepAlive.IdleConnTimeout = caddy.Duration(idle)
+	}
+	if keepAlive.MaxIdleConnsPerHost == 0 {
+		keepAlive.MaxIdleConnsPerHost = idlePerHost
+	}
+	o.KeepAlive = &keepAlive
+	if o.Compression == nil {
+		o.Compression = new(bool)
+	}
+	rt, err := o.NewTransport(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("making the transport for %s: %w", scheme, err)
+	}
+	if o.NetworkProxyRaw == nil && o.ForwardProxyURL == "" {
+		rt.Proxy = nil // in-cluster traffic is no business of a proxy's
+	}
+	dial := rt.DialContext
+	rt.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := dial(ctx, network, address)
+		if tcp, ok := conn.(*net.TCPConn); ok && err == nil {
+			return &directConn{tcp}, nil
+		}
+		return conn, err
+	}
+	return rt, nil
+}
+
+// RequestHeaderOps is empty: the transport sets Host for each endpoint.
+func (t *Transport) RequestHeaderOps() *headers.HeaderOps {
+	return nil
+}
+
+// RoundTrip implements [http.RoundTripper].
+func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
+	c := call.From(req.Context())
+	var lease *routing.Lease
+	if c != nil && !c.Foreign() {
+		lease = c.Lease()
+	}
+	if lease == nil { // the proxy's own upstream
+		if t.TLS != nil && !t.keepHost {
+			req.Host = req.URL.Host
+		}
+		return t.HTTPTransport.RoundTrip(req)
+	}
+	rt := t.direct(req, lease.Endpoint())
+	c.Dial()
+	res, err := rt.RoundTrip(req)
+	if err != nil {
+		return nil, failed(c, req, err)
+	}
+	for field := range ownHeaders {
+		delete(res.Header, field)
+	}
+	if route := c.Route(); route != "" {
+		res.Header["X-Flexinfer-Route"] = []string{route}
+	}
+	a := c.Answer()
+	a.Status = res.StatusCode
+	if res.StatusCode != http.StatusSwitchingProtocols { // whose body is the connection
+		res.Body = watch(c, res)
+	}
+	return res, nil
+}
+
+// ownHeaders are fields that an upstream does not get to set.
+var ownHeaders = map[string]struct{}{"X-Flexinfer-Route": {}}
+
+// direct points req to the endpoint e and returns the transport for it.
+func (t *Transport) direct(req *http.Request, e *routing.Endpoint) *http.Transport {
+	rt := t.plain
+	scheme := "http"
+	switch e.Scheme {
+	case "https":
+		scheme, rt = "https", t.secure
+		if !t.keepHost {
+			req.Host = strings.TrimSuffix(e.Address, ":443")
+		}
+	case "h2c":
+		rt = t.h2c
+	}
+	if e.Path == "" {
+		req.URL.Scheme = scheme
+	} else {
+		// a copy: the proxy uses the same URL for the next attempt
+		u := *req.URL
+		u.Scheme = scheme
+		rewriteBase(&u, e.Path)
+		req.URL = &u
+	}
+	if len(e.Header) > 0 {
+		h := req.Header.Clone()
+		for field, values := range e.Header {
+			h[field] = values
+		}
+		req.Header = h
+	}
+	return rt
+}
+
+// rewriteBase puts an escaped base path in front of u's path.
+func rewriteBase(u *url.URL, base string) {
+	escaped := base + u.EscapedPath()
+	if p, err := url.PathUnescape(escaped); err == nil {
+		u.Path, u.RawPath = p, escaped
+	}
+}
+
+// failed turns the failure of an attempt into what makes the proxy do the
+// right thing: try again, or give up.
+func failed(c *call.Call, req *http.Request, err error) error {
+	if req.Context().Err() != nil {
+		c.GiveUp()
+		return err
+	}
+	dialErr, ok := errors.AsType[reverseproxy.DialError](err)
+	if !ok {
+		c.GiveUp()
+		return err
+	}
+	if c.Failed(reason(dialErr)) {
+		return reverseproxy.NewDialError(err)
+	}
+	return err
+}
+
+// reason names a failure to connect as metrics do.
+func reason(err error) string {
+	var ne net.Error
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return "conn_refused"
+	case errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH):
+		return "host_unreachable"
+	case errors.Is(err, syscall.ECONNRESET):
+		return "conn_reset"
+	case errors.As(err, &ne) && ne.Timeout():
+		return "timeout"
+	}
+	return "dial"
+}
+
+// Cleanup closes idle connections.
+func (t *Transport) Cleanup() error {
+	for _, rt := range []*http.Transport{t.plain, t.secure, t.h2c} {
+		if rt != nil {
+			rt.CloseIdleConnections()
+		}
+	}
+	return nil
+}
+
+// UnmarshalCaddyfile sets up the transport from Caddyfile tokens. Syntax:
+//
+//	transport flexinfer {
+//		<options of the http transport...>
+//	}
+func (t *Transport) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
+	return t.HTTPTransport.UnmarshalCaddyfile(d)
+}
+
+// Interface guards
+var (
+	_ caddy.Provisioner         = (*Transport)(nil)
+	_ caddy.CleanerUpper        = (*Transport)(nil)
+	_ http.RoundTripper         = (*Transport)(nil)
+	_ reverseproxy.TLSTransport = (*Transport)(nil)
+	_ reverseproxy.H2CTransport = (*Transport)(nil)
+	_ caddyfile.Unmarshaler     = (*Transport)(nil)
+)
