@@ -7,6 +7,7 @@ import (
 
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/key"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/ledger"
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/metrics"
 	"github.com/flexinfer/caddy-flexinfer/modules/routing"
 )
 
@@ -20,6 +21,7 @@ func ledgerDefaults() ledger.Config {
 		TTL:            600 * time.Second,
 		ReservationTTL: 10 * time.Second,
 		OnPrune:        warnPruned,
+		OnExpire:       metrics.ReservationsExpired,
 	}
 }
 

@@ -50,18 +50,17 @@ func (s *state) Destruct() error {
 
 // configure applies what the starting configuration says of shared state.
 func (s *state) configure(a *App) {
-	cfg := a.ledgerConfig()
-	s.ledger.Configure(cfg)
+	s.ledger.Configure(a.ledgerConfig())
 	select {
 	case <-s.sweeps: // one that was not taken yet
 	default:
 	}
-	s.sweeps <- cfg.Bucket
+	s.sweeps <- s.ledger.Interval()
 }
 
-// sweep drops expired buckets, once per bucket.
+// sweep drops what is past its time.
 func (s *state) sweep(ctx context.Context) {
-	ticker := time.NewTicker(ledgerDefaults().Bucket)
+	ticker := time.NewTicker(s.ledger.Interval())
 	defer ticker.Stop()
 	for {
 		select {

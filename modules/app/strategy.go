@@ -8,6 +8,8 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+
+	"github.com/flexinfer/caddy-flexinfer/modules/routing"
 )
 
 const strategyNamespace = "flexinfer.strategies"
@@ -34,6 +36,9 @@ func ParseStrategy(d *caddyfile.Dispenser) (json.RawMessage, error) {
 	unm, err := caddyfile.UnmarshalModule(d, strategyNamespace+"."+id)
 	if err != nil {
 		return nil, err
+	}
+	if _, ok := unm.(routing.Strategy); !ok {
+		return nil, d.Errf("module %s.%s is not a strategy", strategyNamespace, id)
 	}
 	return caddyconfig.JSONModuleObject(unm, "strategy", id, nil), nil
 }

@@ -93,6 +93,13 @@ func (e *Endpoint) Inflight() int { return e.entry.Active() }
 func (e *Endpoint) Reserved() int { return e.entry.Reserved() }
 
 // A Source knows models and the endpoints that serve them.
+//
+// A source that has work to do in the background begins it in a method
+// Start() error, which the gateway calls once the whole configuration is in
+// order, and ends it when the module is cleaned up. One that needs time to
+// look around says in a method Settled() bool whether it has; until then an
+// unknown model is not refused for good. The change channel is closed also
+// when that changes.
 type Source interface {
 	// Models returns what the source knows now and a channel that is closed
 	// when it knows something else. It does no I/O. The channel is nil if
@@ -103,6 +110,11 @@ type Source interface {
 // A Model is one of a source's models with the endpoints that serve it. A
 // source that serves a single model's block leaves Name empty.
 type Model struct {
-	Name      string
+	Name string
+
+	// Aliases are other names for the model. One that is the name of
+	// another model stands for that one.
+	Aliases []string
+
 	Endpoints []Spec
 }

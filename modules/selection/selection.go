@@ -163,6 +163,9 @@ func (p *pool) same(upstreams reverseproxy.UpstreamPool) bool {
 func (s *Selection) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next() // consume policy name
 	if !d.NextArg() {
+		if d.NextBlock(0) {
+			return d.Errf("options belong to a strategy: lb_policy flexinfer <strategy> { %s ... }", d.Val())
+		}
 		return nil
 	}
 	raw, err := app.ParseStrategy(d)

@@ -16,7 +16,6 @@ import (
 // engines are upstreams in memory, by address.
 type engines struct {
 	t  *testing.T
-	mu sync.Mutex
 	on map[string]*engine
 }
 

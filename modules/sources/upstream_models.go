@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -20,7 +21,8 @@ func init() {
 
 // UpstreamModels is a source of models that asks each upstream which ones it
 // has: GET /v1/models, which Ollama, vLLM, llama.cpp and others answer. A
-// model is served by exactly the upstreams that list it.
+// model is served by exactly the upstreams that list it. One listed as
+// name:latest goes by its name alone too.
 //
 // The upstreams are asked in the background, at once and then at each
 // interval; one that has never answered is asked more often. What an upstream
@@ -152,7 +154,11 @@ func (s *UpstreamModels) collect() (models []routing.Model, settled bool) {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(endpoints)) {
-		models = append(models, routing.Model{Name: name, Endpoints: endpoints[name]})
+		m := routing.Model{Name: name, Endpoints: endpoints[name]}
+		if untagged, ok := strings.CutSuffix(name, ":latest"); ok && untagged != "" {
+			m.Aliases = []string{untagged} // as Ollama has it
+		}
+		models = append(models, m)
 	}
 	return models, settled
 }

@@ -18,6 +18,7 @@ type crowd struct {
 }
 
 func newCrowd(t *testing.T, seed uint64, engines, chats int) *crowd {
+	t.Helper()
 	sim, p := newSimulation(t, seed, engines)
 	c := &crowd{simulation: sim}
 	for range chats {
@@ -155,8 +156,9 @@ func TestCrowd(t *testing.T) {
 		run  func(c *crowd)
 	}
 	shapes := []shape{{"all at once", func(c *crowd) { c.closed(6, 0) }}}
-	for _, s := range []time.Duration{2, 5, 10, 15, 20} { // some 110, 60, 37, 26 and 20 calls in flight
-		shapes = append(shapes, shape{fmt.Sprintf("thinking %d s", s), func(c *crowd) { c.closed(6, s*time.Second) }})
+	for _, s := range []int{2, 5, 10, 15, 20} { // some 110, 60, 37, 26 and 20 calls in flight
+		think := time.Duration(s) * time.Second
+		shapes = append(shapes, shape{fmt.Sprint("thinking ", think), func(c *crowd) { c.closed(6, think) }})
 	}
 	for _, n := range []int{32, 64, 100} {
 		shapes = append(shapes,
@@ -262,6 +264,7 @@ func TestHotPrefix(t *testing.T) {
 }
 
 func hotPrefix(t *testing.T, n, concurrency int, mode string) {
+	t.Helper()
 	sim, _ := newSimulation(t, 1, n)
 	sim.check = func(keys routing.FixedKeys, d routing.Decision, before int) { checkBound(t, n, keys, d, before) }
 	var rare, home, later, moved int

@@ -48,22 +48,26 @@ func (t *heats) find(hash uint64) *heat {
 	return nil
 }
 
-// get returns the heat of a key, nil if there is no room for it. Two keys that
-// take the same place at once can mistake each other's calls for their own
-// until those end; no count is lost, because each call counts down what it
+// get returns the heat of a key, nil if there is no room for it. A key that
+// takes a place just as another that had it makes a call sees that call as its
+// own until it ends; no count is lost, because each call counts down what it
 // counted up.
 func (t *heats) get(hash uint64, now func() time.Duration) *heat {
 	if h := t.find(hash); h != nil {
 		return h
 	}
 	set := &t[hash%heatSets]
-	for i := range set {
-		h := &set[i]
-		tag := h.tag.Load()
-		if tag != 0 && (h.inflight.Load() != 0 || h.width(now()) != 0) {
+	for i := range set { // one that nobody had
+		if set[i].tag.Load() == 0 && set[i].tag.CompareAndSwap(0, hash) {
+			return &set[i]
+		}
+	}
+	for i := range set { // one that is cold; each key begins at another
+		h := &set[(uint64(i)+hash>>32)%heatWays]
+		if h.inflight.Load() != 0 || h.width(now()) != 0 {
 			continue
 		}
-		if h.tag.CompareAndSwap(tag, hash) {
+		if h.tag.CompareAndSwap(h.tag.Load(), hash) {
 			h.widths.Store(0)
 			return h
 		}

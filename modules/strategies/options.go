@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+
 	"github.com/flexinfer/caddy-flexinfer/modules/routing"
 )
 
@@ -118,6 +120,39 @@ func pickKeyless(req *routing.Request, s *routing.Snapshot, service bool) routin
 		}
 	}
 	return routing.Decision{Lease: leastLoaded(req, s), Reason: "keyless"}
+}
+
+// options parses a strategy's options: name, or name { option value … }. The
+// dispenser's next token is the name. Each option is there once, with one
+// value.
+func options(d *caddyfile.Dispenser, set map[string]func(value string) error) error {
+	d.Next()
+	name := d.Val()
+	if d.NextArg() {
+		return d.Errf("%s takes no arguments; its options are written in braces after it", name)
+	}
+	given := make(map[string]bool)
+	for nesting := d.Nesting(); d.NextBlock(nesting); {
+		option := d.Val()
+		parse, ok := set[option]
+		switch {
+		case !ok && len(set) == 0:
+			return d.Errf("%s has no option %s, nor any other; leave out the braces", name, option)
+		case !ok:
+			return d.Errf("%s has no option %s; write one of: %s", name, option, names(set))
+		case given[option]:
+			return d.Errf("%s is there twice", option)
+		}
+		given[option] = true
+		args := d.RemainingArgs()
+		if len(args) != 1 {
+			return d.Errf("%s takes one value", option)
+		}
+		if err := parse(args[0]); err != nil {
+			return d.Errf("%s %s: %v", option, args[0], err)
+		}
+	}
+	return nil
 }
 
 func names[T any](set map[string]T) string {

@@ -12,9 +12,9 @@ func init() {
 }
 
 // PowerOfTwo draws two endpoints at random and picks the one with fewer calls
-// in flight (Mitzenmacher, The Power of Two Choices in Randomized Load
-// Balancing, 2001). It suits several gateways in front of the same endpoints,
-// each of which knows its own calls only: they do not all run to the same one.
+// in flight: Mitzenmacher's power of two choices (2001). It suits several
+// gateways in front of the same endpoints, each of which knows its own calls
+// only: they do not all run to the same one.
 //
 //	routing power-of-two
 type PowerOfTwo struct {

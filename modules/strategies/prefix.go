@@ -27,9 +27,10 @@ func init() {
 //
 // When a key is shared by more chats than its endpoint can hold, such as one
 // system prompt for everybody, its chats are split over as few endpoints as
-// can, and each chat stays where it is from turn to turn. They come together
-// again a minute after fewer would do. Where chats are is kept across reloads,
-// in a fixed amount of memory.
+// can, and each chat stays where it is from turn to turn, for which its later
+// turns may exceed the bound by one call. New chats come together again within
+// a minute of the time when fewer endpoints would do. Where chats are is kept
+// across reloads, in a fixed amount of memory.
 type Prefix struct {
 	BoundedLoad
 

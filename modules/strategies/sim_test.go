@@ -44,6 +44,7 @@ func (e *events) Pop() any {
 }
 
 func newSimulation(t *testing.T, seed uint64, n int) (*simulation, *Prefix) {
+	t.Helper()
 	sim := &simulation{t: t, r: rand.New(rand.NewPCG(seed, 9)), s: snapshot(seed, n), index: map[string]int{}, turns: make([]int, n)}
 	for i := range n {
 		sim.index[sim.s.At(i).ID] = i

@@ -5,6 +5,7 @@ package catalog
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -163,23 +164,35 @@ func (c *Catalog) rebuild() {
 		}
 		c.add(t, prev, d, found)
 	}
-	discovered := make(map[string][]routing.Spec)
-	var order []string
+	var listed []routing.Model
+	place := make(map[string]int) // of a name in listed
 	for _, s := range c.cfg.Sources {
 		t.settled = t.settled && settled(s)
 		models, _ := s.Models()
 		for _, m := range models {
-			if _, ok := discovered[m.Name]; !ok {
-				order = append(order, m.Name)
+			i, ok := place[m.Name]
+			if !ok {
+				i = len(listed)
+				place[m.Name] = i
+				listed = append(listed, routing.Model{Name: m.Name})
 			}
-			discovered[m.Name] = append(discovered[m.Name], m.Endpoints...)
+			listed[i].Aliases = append(listed[i].Aliases, m.Aliases...)
+			listed[i].Endpoints = append(listed[i].Endpoints, m.Endpoints...)
 		}
 	}
-	for _, name := range order {
-		if _, ok := t.names[name]; ok || name == "" {
+	for _, m := range listed {
+		if _, ok := t.names[m.Name]; ok || m.Name == "" {
 			continue
 		}
-		c.add(t, prev, Declaration{Name: name, Strategy: c.cfg.Strategy, StrategyName: c.cfg.StrategyName}, discovered[name])
+		d := Declaration{Name: m.Name, Strategy: c.cfg.Strategy, StrategyName: c.cfg.StrategyName}
+		for _, a := range m.Aliases {
+			_, declared := t.names[a]
+			_, isModel := place[a]
+			if !declared && !isModel && !slices.Contains(d.Aliases, a) {
+				d.Aliases = append(d.Aliases, a)
+			}
+		}
+		c.add(t, prev, d, m.Endpoints)
 	}
 	c.table.Store(t)
 

@@ -62,7 +62,9 @@ func targets(m *Model) []string {
 
 func TestResolve(t *testing.T) {
 	declared := &source{settled: true, models: []routing.Model{served("", "a:1", "b:1")}}
-	listed := &source{settled: true, models: []routing.Model{served("org/other", "c:1"), served("chat", "c:1"), served("org/other", "d:1")}}
+	tagged := served("llama:latest", "c:1")
+	tagged.Aliases = []string{"llama", "chat", "gpt"}
+	listed := &source{settled: true, models: []routing.Model{served("org/other", "c:1"), served("chat", "c:1"), served("org/other", "d:1"), tagged}}
 	c := New(Config{
 		Ledger: ledger.New(ledger.Config{}),
 		Models: []Declaration{{
@@ -80,6 +82,8 @@ func TestResolve(t *testing.T) {
 		{"gpt", "chat", "", []string{"a:1", "b:1"}},
 		{"lora", "chat", "lora", []string{"a:1", "b:1"}},
 		{"org/other", "org/other", "", []string{"c:1", "d:1"}},
+		{"llama:latest", "llama:latest", "", []string{"c:1"}},
+		{"llama", "llama:latest", "", []string{"c:1"}},
 	}
 	for _, tt := range tests {
 		r, ok := c.Table().Resolve(tt.name)

@@ -106,6 +106,9 @@ func (a *account) dropReservations(n int) {
 	if n != 0 {
 		a.total.n.Add(int64(-n))
 		a.expired.Add(uint64(n))
+		if f := a.ledger.settings.Load().OnExpire; f != nil {
+			f(a.model, n)
+		}
 	}
 }
 

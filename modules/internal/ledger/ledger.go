@@ -51,6 +51,10 @@ type Config struct {
 	// called from whatever goroutine found the bucket, and is quick.
 	OnPrune func(model, target string, n int)
 
+	// OnExpire, if set, is told of n reservations that stopped counting
+	// because they were not activated in time. As OnPrune, it is quick.
+	OnExpire func(model string, n int)
+
 	// Now is a monotonic clock; the time since New unless set. Only New
 	// looks at it: a ledger keeps its clock.
 	Now func() time.Duration
@@ -209,6 +213,7 @@ func (l *Ledger) Sweep() {
 	now := l.settings.Load().Now()
 	for _, e := range l.live() {
 		e.account.sweep(now)
+		runtime.KeepAlive(e) // forget must not settle what is being swept
 	}
 }
 

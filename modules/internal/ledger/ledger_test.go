@@ -231,7 +231,12 @@ func TestPrune(t *testing.T) {
 }
 
 func TestExpired(t *testing.T) {
-	l, clk, pruned := fixture(Config{ReservationTTL: time.Second})
+	told := 0
+	l, clk, pruned := fixture(Config{ReservationTTL: time.Second, OnExpire: func(model string, n int) {
+		if model == "m" {
+			told += n
+		}
+	}})
 	e := l.Entry("m", "id", "target")
 	tickets := make([]Ticket, 5)
 	for i := range tickets {
@@ -242,8 +247,8 @@ func TestExpired(t *testing.T) {
 	clk.advance(1200 * time.Millisecond)
 	l.Sweep()
 	check(t, e, 1, 0, 1)
-	if e.Expired() != 3 || e.Reservations() != 5 {
-		t.Errorf("%d of %d expired, want 3 of 5", e.Expired(), e.Reservations())
+	if e.Expired() != 3 || e.Reservations() != 5 || told != 3 {
+		t.Errorf("%d of %d expired, %d told of, want 3 of 5", e.Expired(), e.Reservations(), told)
 	}
 	pruned.want(t) // that is no leak
 }
@@ -252,17 +257,18 @@ func TestExpired(t *testing.T) {
 // at 0; one that stays away is forgotten.
 func TestFlap(t *testing.T) {
 	l, _, pruned := fixture(Config{})
-	e := l.Entry("m", "id", "target")
-	tk := new(Ticket)
-	e.Reserve(tk)
-	tk.Activate()
-	e = nil
-	collect()
-	e = l.Entry("m", "id", "target")
-	check(t, e, 1, 0, 1)
-	e = nil
-	tk.Release()
-	tk = nil
+	begin := func() *Ticket {
+		tk := new(Ticket)
+		l.Entry("m", "id", "target").Reserve(tk)
+		tk.Activate()
+		return tk
+	}
+	end := func(tk *Ticket) {
+		collect() // the ticket alone holds the entry
+		check(t, l.Entry("m", "id", "target"), 1, 0, 1)
+		tk.Release()
+	}
+	end(begin())
 	until(t, func() bool { return l.size() == 0 })
 	check(t, l.Entry("m", "id", "target"), 0, 0, 0)
 	pruned.want(t)

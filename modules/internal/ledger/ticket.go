@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"runtime"
 	"sync/atomic"
 	"time"
 )
@@ -92,6 +93,7 @@ func (t *Ticket) Activate() {
 		t.recount()
 		t.arrive(t.buckets.Now())
 	}
+	runtime.KeepAlive(t)
 }
 
 // Renew logs a call that is still under way in the present bucket, so that
@@ -109,6 +111,7 @@ func (t *Ticket) Renew() {
 		t.recount() // its bucket had been dropped
 	}
 	t.arrive(now)
+	runtime.KeepAlive(t)
 }
 
 // Release ends the call. Only the first Release has an effect; it reports
@@ -125,6 +128,7 @@ func (t *Ticket) Release() bool {
 	case released:
 		return false
 	}
+	runtime.KeepAlive(t) // while it counts down, its entry is not settled
 	return true
 }
 
