@@ -45,7 +45,7 @@ func parseModel(d *caddyfile.Dispenser, names *app.Names) (*app.Model, error) {
 	}
 	var ups upstreams
 	for d.NextArg() {
-		if _, err := ups.add(d.Val()); err != nil {
+		if err := ups.add(d.Val()); err != nil {
 			return nil, d.WrapErr(err)
 		}
 	}
@@ -95,20 +95,20 @@ type upstreams struct {
 }
 
 // add appends the upstream at address.
-func (u *upstreams) add(address string) (*sources.Upstream, error) {
+func (u *upstreams) add(address string) error {
 	spec, err := sources.ParseAddress(address)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if u.seen[spec.URL()] {
-		return nil, fmt.Errorf("upstream %q is there twice; to send it more, give it a weight", address)
+		return fmt.Errorf("upstream %q is there twice; to send it more, give it a weight", address)
 	}
 	if u.seen == nil {
 		u.seen = make(map[string]bool)
 	}
 	u.seen[spec.URL()] = true
 	u.list = append(u.list, sources.Upstream{Address: address})
-	return &u.list[len(u.list)-1], nil
+	return nil
 }
 
 // parseTo reads a line of addresses and the block of properties that they
@@ -116,7 +116,7 @@ func (u *upstreams) add(address string) (*sources.Upstream, error) {
 func (u *upstreams) parseTo(d *caddyfile.Dispenser) error {
 	first := len(u.list)
 	for d.NextArg() {
-		if _, err := u.add(d.Val()); err != nil {
+		if err := u.add(d.Val()); err != nil {
 			return d.WrapErr(err)
 		}
 	}

@@ -158,7 +158,7 @@ func takeSiteOptions(d *caddyfile.Dispenser) (*gateway.Handler, error) {
 	d.Next() // consume directive name
 	var ups upstreams
 	for d.NextArg() {
-		if _, err := ups.add(d.Val()); err != nil {
+		if err := ups.add(d.Val()); err != nil {
 			return nil, d.WrapErr(err)
 		}
 	}

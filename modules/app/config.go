@@ -9,8 +9,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/caddyserver/caddy/v2"
 	"golang.org/x/net/http/httpguts"
+
+	"github.com/caddyserver/caddy/v2"
 
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/ledger"
 	"github.com/flexinfer/caddy-flexinfer/modules/sources"

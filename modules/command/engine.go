@@ -160,7 +160,7 @@ func serveEngines(ctx context.Context, out io.Writer, addresses []string, cfg si
 	}
 	stopServers(servers)
 	for ; running > 0; running-- {
-		<-failed
+		_ = <-failed // they were told to stop
 	}
 	if err != nil {
 		return fmt.Errorf("serving: %w", err)

@@ -156,7 +156,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	// The server arms a deadline with each write and leaves it armed. An
 	// answer that ends long after its last byte would lose its end to it.
 	if r.ProtoMajor == 1 && w.Header().Get("Content-Length") == "" {
-		_ = http.NewResponseController(w).Flush() //nolint:bodyclose // not a response
+		_ = http.NewResponseController(w).Flush()
 	}
 	return nil
 }

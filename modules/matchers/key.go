@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 
 	"cel.dev/cel-go/cel"
@@ -94,12 +95,7 @@ func (m *MatchKey) MatchWithError(r *http.Request) (bool, error) {
 	if err := c.ReadWhole(r); err != nil {
 		return false, asHandlerError(err)
 	}
-	for _, s := range m.sources {
-		if c.Holds(s) {
-			return true, nil
-		}
-	}
-	return false, nil
+	return slices.ContainsFunc(m.sources, c.Holds), nil
 }
 
 // CELLibrary makes the matcher usable in expressions:

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"reflect"
+	"slices"
 	"strings"
 
 	"cel.dev/cel-go/cel"
@@ -87,12 +88,7 @@ func (m *MatchModel) MatchWithError(r *http.Request) (bool, error) {
 }
 
 func (m *MatchModel) matches(name string) bool {
-	for _, pattern := range m.Models {
-		if like(pattern, name) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(m.Models, func(pattern string) bool { return like(pattern, name) })
 }
 
 // like reports whether name has the form of pattern, whose stars stand for any

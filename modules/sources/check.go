@@ -87,8 +87,7 @@ func ParseAddress(address string) (routing.Spec, error) {
 	if strings.Contains(address, "://") {
 		u, err := url.Parse(address)
 		if err != nil {
-			var parseErr *url.Error
-			if errors.As(err, &parseErr) {
+			if parseErr, ok := errors.AsType[*url.Error](err); ok {
 				err = parseErr.Err
 			}
 			return routing.Spec{}, fmt.Errorf("address %q: %w", address, err)
@@ -152,11 +151,11 @@ func normalizeHostPort(hostport string) (string, error) {
 	if strings.Contains(port, "-") {
 		return "", fmt.Errorf("%s is a range of ports; write each address on its own", port)
 	}
-	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+	n, err := strconv.ParseUint(port, 10, 16)
+	if err != nil || n == 0 {
 		return "", fmt.Errorf("port %s is not a number from 1 to 65535", port)
-	} else {
-		port = strconv.FormatUint(n, 10)
 	}
+	port = strconv.FormatUint(n, 10)
 	if ip, err := netip.ParseAddr(host); err == nil {
 		return net.JoinHostPort(ip.String(), port), nil // one spelling for each IPv6 address
 	}

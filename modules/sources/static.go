@@ -72,11 +72,11 @@ func specsOf(upstreams []Upstream) ([]routing.Spec, error) {
 		if err != nil {
 			return nil, err
 		}
-		if url := spec.URL(); seen[url] {
+		url := spec.URL()
+		if seen[url] {
 			return nil, fmt.Errorf("upstream %s is listed twice; to send it more, give it a weight", upstreams[i].Address)
-		} else {
-			seen[url] = true
 		}
+		seen[url] = true
 		specs = append(specs, spec)
 	}
 	return specs, nil

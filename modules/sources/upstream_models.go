@@ -9,8 +9,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
+
+	"github.com/caddyserver/caddy/v2"
 
 	"github.com/flexinfer/caddy-flexinfer/modules/routing"
 )

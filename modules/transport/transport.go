@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
@@ -237,9 +238,7 @@ func (t *Transport) direct(req *http.Request, e *routing.Endpoint) *http.Transpo
 	}
 	if len(e.Header) > 0 {
 		h := req.Header.Clone()
-		for field, values := range e.Header {
-			h[field] = values
-		}
+		maps.Copy(h, e.Header)
 		req.Header = h
 	}
 	return rt

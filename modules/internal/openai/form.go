@@ -35,7 +35,7 @@ func FormModel(body []byte, contentType string) (name string, count int, err err
 	parts := multipart.NewReader(bytes.NewReader(body), params["boundary"])
 	for {
 		part, err := parts.NextPart()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			break
 		}
 		if err != nil {

@@ -39,10 +39,10 @@ func skipString(b []byte, i int) int {
 			i += 8
 			m = zeros(binary.LittleEndian.Uint64(b[i:]) ^ '"'*ones)
 		}
-		if m == 0 {
-			i += 8
-		} else if i += bits.TrailingZeros64(m) >> 3; b[i-1] != '\\' {
-			return i + 1
+		if m != 0 {
+			if i += bits.TrailingZeros64(m) >> 3; b[i-1] != '\\' {
+				return i + 1
+			}
 		}
 	}
 	// indexQuote begins anew, since a run of backslashes may have been cut.
