@@ -69,7 +69,7 @@ func (c *Call) pick(snap *routing.Snapshot) routing.Decision {
 	if d.Lease == nil && snap.HasService() && !slices.Contains(c.request.Tried, snap.Service().ID) {
 		d.Lease, d.Key = snap.AcquireService(), routing.Key{}
 	}
-	if d.Lease == nil && len(c.request.Tried) > 0 {
+	if d.Lease == nil && len(c.request.Tried) > 0 && snap.Len() > 0 {
 		c.request.Tried = c.request.Tried[:0]
 		d = c.strategy.Pick(&c.request, snap)
 	}
