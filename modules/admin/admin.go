@@ -161,7 +161,7 @@ func serveExplain(w http.ResponseWriter, r *http.Request) error {
 		}
 		asked := r.WithContext(r.Context())
 		asked.URL = u
-		c, _ := call.New(asked, a.Settings())
+		c := call.Begin(asked, a.Settings())
 		err := c.Resolve(asked, cat)
 		r.Body = asked.Body // read by now
 		if err == nil {

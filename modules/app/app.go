@@ -24,10 +24,11 @@ func init() {
 	caddy.RegisterModule(new(App))
 }
 
-// runtime is the part of an App that the configuration does not set.
-type runtime struct {
+// instance is the part of an App that the configuration does not set.
+type instance struct {
 	logger   *zap.Logger
 	state    *state
+	released bool // state was given up; it is still valid
 	settings *call.Settings
 
 	strategy     routing.Strategy
@@ -37,14 +38,10 @@ type runtime struct {
 	// What Start starts and Cleanup closes: the app's own catalog and those
 	// of handlers with sources of their own.
 	catalogs []*catalog.Catalog
-	starters []starter
+	starters []routing.Starter
 	cancel   context.CancelFunc
 	running  sync.WaitGroup
 }
-
-// starter is a source with a goroutine of its own. What Start starts, the
-// source's Cleanup stops.
-type starter interface{ Start() error }
 
 // CaddyModule returns the Caddy module information.
 func (*App) CaddyModule() caddy.ModuleInfo {
@@ -166,7 +163,7 @@ func (a *App) loadSources(ctx caddy.Context, module any, field string) ([]routin
 		if !ok {
 			return nil, fmt.Errorf("module %T is not a source of endpoints", v)
 		}
-		if st, ok := v.(starter); ok {
+		if st, ok := v.(routing.Starter); ok {
 			a.starters = append(a.starters, st)
 		}
 		found = append(found, s)
@@ -175,13 +172,17 @@ func (a *App) loadSources(ctx caddy.Context, module any, field string) ([]routin
 }
 
 // CatalogOf returns a catalog of the models that the sources in a field of a
-// module list. The app keeps it up to date and closes it.
-func (a *App) CatalogOf(ctx caddy.Context, module any, field string) (*catalog.Catalog, error) {
+// module list, routed by s, or as the app says if s is nil. The app keeps it up
+// to date and closes it.
+func (a *App) CatalogOf(ctx caddy.Context, module any, field string, s routing.Strategy, name string) (*catalog.Catalog, error) {
 	found, err := a.loadSources(ctx, module, field)
 	if err != nil {
 		return nil, err
 	}
-	return a.newCatalog(nil, found, a.strategy, a.strategyName), nil
+	if s == nil {
+		s, name = a.strategy, a.strategyName
+	}
+	return a.newCatalog(nil, found, s, name), nil
 }
 
 func (a *App) newCatalog(declared []catalog.Declaration, listing []routing.Source, s routing.Strategy, name string) *catalog.Catalog {
@@ -204,7 +205,7 @@ func (a *App) Settings() *call.Settings { return a.settings }
 
 // Start begins to follow the sources.
 func (a *App) Start() error {
-	a.state.configure(a)
+	a.state.begin(a)
 	for _, s := range a.starters {
 		if err := s.Start(); err != nil {
 			return fmt.Errorf("starting a source: %w", err)
@@ -214,7 +215,6 @@ func (a *App) Start() error {
 	a.cancel = cancel
 	for _, c := range a.catalogs {
 		a.running.Go(func() { c.Follow(ctx) })
-		a.state.add(c)
 	}
 	return nil
 }
@@ -232,17 +232,16 @@ func (a *App) Stop() error {
 // Cleanup gives up what a holds. Requests of this configuration may still be
 // under way: what they use stays valid.
 func (a *App) Cleanup() error {
+	if a.state == nil || a.released {
+		return nil
+	}
+	a.released = true
+	a.state.end(a)
 	for _, c := range a.catalogs {
-		if a.state != nil {
-			a.state.remove(c)
-		}
 		c.Close()
 	}
-	if a.state != nil {
-		a.state = nil
-		if _, err := states.Delete(stateKey); err != nil {
-			return fmt.Errorf("giving up shared state: %w", err)
-		}
+	if _, err := states.Delete(stateKey); err != nil {
+		return fmt.Errorf("giving up shared state: %w", err)
 	}
 	return nil
 }
@@ -274,5 +273,4 @@ var (
 	_ caddy.App          = (*App)(nil)
 	_ caddy.Provisioner  = (*App)(nil)
 	_ caddy.CleanerUpper = (*App)(nil)
-	_ starter            = (*sources.UpstreamModels)(nil)
 )

@@ -63,7 +63,7 @@ type App struct {
 
 	routingOff bool // by PROXY_ROUTING_ENABLED
 
-	runtime
+	instance
 }
 
 // Model declares one model: the names that ask for it, where its replicas are

@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -28,13 +29,13 @@ type state struct {
 	cancel context.CancelFunc
 	sweeps chan time.Duration
 
-	mu       sync.Mutex
-	catalogs map[*catalog.Catalog]struct{}
+	mu   sync.Mutex
+	apps []*App // those that have started, the last one last
 }
 
 func newState() (caddy.Destructor, error) {
 	ctx, cancel := context.WithCancel(context.Background())
-	s := &state{cancel: cancel, sweeps: make(chan time.Duration, 1), catalogs: make(map[*catalog.Catalog]struct{})}
+	s := &state{cancel: cancel, sweeps: make(chan time.Duration, 1)}
 	s.ledger = ledger.New(ledgerDefaults())
 	go s.sweep(ctx)
 	live.Store(s)
@@ -48,7 +49,29 @@ func (s *state) Destruct() error {
 	return nil
 }
 
-// configure applies what the starting configuration says of shared state.
+// begin makes a's bounds those of the ledger.
+func (s *state) begin(a *App) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.apps = append(s.apps, a)
+	s.configure(a)
+}
+
+// end forgets a. If it was the last to begin, because its configuration
+// failed to start, the bounds of the one before hold again.
+func (s *state) end(a *App) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i := slices.Index(s.apps, a)
+	if i < 0 {
+		return
+	}
+	s.apps = slices.Delete(s.apps, i, i+1)
+	if i > 0 && i == len(s.apps) {
+		s.configure(s.apps[i-1])
+	}
+}
+
 func (s *state) configure(a *App) {
 	s.ledger.Configure(a.ledgerConfig())
 	select {
@@ -58,10 +81,11 @@ func (s *state) configure(a *App) {
 	s.sweeps <- s.ledger.Interval()
 }
 
-// sweep drops what is past its time.
+// sweep drops what is past its time, and the series of upstreams that went.
 func (s *state) sweep(ctx context.Context) {
 	ticker := time.NewTicker(s.ledger.Interval())
 	defer ticker.Stop()
+	var last []*catalog.Table
 	for {
 		select {
 		case <-ctx.Done():
@@ -70,30 +94,45 @@ func (s *state) sweep(ctx context.Context) {
 			ticker.Reset(every)
 		case <-ticker.C:
 			s.ledger.Sweep()
+			if tables := s.tables(); !slices.Equal(tables, last) {
+				last = tables
+				forgetTargets(tables)
+			}
 		}
 	}
 }
 
-func (s *state) add(c *catalog.Catalog) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.catalogs[c] = struct{}{}
-}
-
-func (s *state) remove(c *catalog.Catalog) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.catalogs, c)
-}
-
+// tables returns what the running configurations know, one table each.
 func (s *state) tables() []*catalog.Table {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	tables := make([]*catalog.Table, 0, len(s.catalogs))
-	for c := range s.catalogs {
-		tables = append(tables, c.Table())
+	var tables []*catalog.Table
+	for _, a := range s.apps {
+		for _, c := range a.catalogs {
+			tables = append(tables, c.Table())
+		}
 	}
 	return tables
+}
+
+// forgetTargets drops the series of upstreams that no configuration knows.
+func forgetTargets(tables []*catalog.Table) {
+	known := make(map[*metrics.Model]map[string]struct{})
+	for _, t := range tables {
+		for _, m := range t.Models() {
+			targets := known[m.Metrics]
+			if targets == nil {
+				targets = map[string]struct{}{metrics.TargetService: {}}
+				known[m.Metrics] = targets
+			}
+			for i := range m.Snapshot.Len() {
+				targets[m.Snapshot.At(i).Target()] = struct{}{}
+			}
+		}
+	}
+	for m, targets := range known {
+		m.Retain(targets)
+	}
 }
 
 // warnPruned logs that the ledger dropped calls that nobody released. The
@@ -103,44 +142,57 @@ func warnPruned(model, target string, n int) {
 		zap.String("model", model), zap.String("endpoint", target), zap.Int("count", n))
 }
 
-// endpointCollector reports the live counts of the endpoints that the running
-// configurations know.
-type endpointCollector struct{ inflight *prometheus.Desc }
+// endpointCollector reports on the endpoints that the running configurations
+// know.
+type endpointCollector struct{ inflight, count *prometheus.Desc }
 
 var collector = endpointCollector{
 	inflight: prometheus.NewDesc("flexinfer_proxy_upstream_inflight",
 		"Calls under way, by model and target.", []string{"model", "target"}, nil),
+	count: prometheus.NewDesc("flexinfer_proxy_endpoint_count",
+		"Known endpoints.", []string{"model"}, nil),
 }
 
 // Describe implements [prometheus.Collector].
-func (c endpointCollector) Describe(ch chan<- *prometheus.Desc) { ch <- c.inflight }
+func (c endpointCollector) Describe(ch chan<- *prometheus.Desc) {
+	ch <- c.inflight
+	ch <- c.count
+}
 
-// Collect implements [prometheus.Collector].
+// Collect implements [prometheus.Collector]. Several configurations, and
+// several sites of one, may know the same model and endpoint.
 func (c endpointCollector) Collect(ch chan<- prometheus.Metric) {
 	s := live.Load()
 	if s == nil {
 		return
 	}
-	type series struct{ model, target string }
-	counts := make(map[series]int)
-	seen := make(map[*routing.Endpoint]struct{})
-	add := func(model, target string, e *routing.Endpoint) {
-		if _, ok := seen[e]; !ok {
-			seen[e] = struct{}{}
-			counts[series{model, target}] += e.Inflight()
+	type pair struct{ model, of string }
+	inflight, seen, count := make(map[pair]int), make(map[pair]bool), make(map[string]int)
+	add := func(model, target string, e *routing.Endpoint) bool {
+		if seen[pair{model, e.ID}] {
+			return false
 		}
+		seen[pair{model, e.ID}] = true
+		inflight[pair{model, target}] += e.Inflight()
+		return true
 	}
 	for _, t := range s.tables() {
 		for _, m := range t.Models() {
+			count[m.Name] += 0 // a model without endpoints counts as well
 			for i := range m.Snapshot.Len() {
-				add(m.Name, m.Snapshot.At(i).Target(), m.Snapshot.At(i))
+				if add(m.Name, m.Snapshot.At(i).Target(), m.Snapshot.At(i)) {
+					count[m.Name]++
+				}
 			}
 			if e := m.Snapshot.Service(); e != nil {
 				add(m.Name, metrics.TargetService, e)
 			}
 		}
 	}
-	for k, n := range counts {
-		ch <- prometheus.MustNewConstMetric(c.inflight, prometheus.GaugeValue, float64(n), k.model, k.target)
+	for k, n := range inflight {
+		ch <- prometheus.MustNewConstMetric(c.inflight, prometheus.GaugeValue, float64(n), k.model, k.of)
+	}
+	for model, n := range count {
+		ch <- prometheus.MustNewConstMetric(c.count, prometheus.GaugeValue, float64(n), model)
 	}
 }

@@ -6,7 +6,7 @@ package gateway
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"strings"
@@ -94,13 +94,13 @@ func (h *Handler) Provision(ctx caddy.Context) (err error) {
 	}
 	h.settings = h.app.Settings()
 	h.catalog = h.app.Catalog()
-	if h.listed = h.SourcesRaw != nil; h.listed {
-		if h.catalog, err = h.app.CatalogOf(ctx, h, "SourcesRaw"); err != nil {
-			return err
-		}
-	}
 	if h.strategy, h.strategyName, err = h.app.LoadStrategy(ctx, h, "StrategyRaw", h.StrategyRaw); err != nil {
 		return err
+	}
+	if h.listed = h.SourcesRaw != nil; h.listed {
+		if h.catalog, err = h.app.CatalogOf(ctx, h, "SourcesRaw", h.strategy, h.strategyName); err != nil {
+			return err
+		}
 	}
 	if srv, ok := ctx.Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server); ok {
 		h.accessLog = srv.Logs != nil
@@ -113,95 +113,138 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	if h.Operations && h.serveOperations(w, r) {
 		return nil
 	}
-	c, _ := call.New(r, h.settings)
+	c := call.Begin(r, h.settings)
 	defer c.End()
 	repl := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	repl.Map(placeholders(c))
 	if h.strategy != nil {
 		c.UseStrategy(h.strategy, h.strategyName)
 	}
-	recorder := metrics.Unknown()
-	begun := false
-	status := metrics.StatusError
+	if h.accessLog {
+		defer logFields(r, c)
+	}
+	if err := c.Resolve(r, h.catalog); err != nil {
+		return h.refuse(w, r, c, err)
+	}
+
+	m := c.Model().Metrics
+	m.Begin()
+	rec := &recorder{ResponseWriterWrapper: caddyhttp.ResponseWriterWrapper{ResponseWriter: w}}
+	returned := false
 	// Runs also when the answer is broken off by a panic, as reverse_proxy
 	// does when the upstream dies or the client leaves in the middle.
-	defer func() {
-		if begun {
-			recorder.End(status, time.Since(c.Started()))
-		} else {
-			recorder.Refused()
-		}
-		if h.accessLog {
-			logFields(r, c)
-		}
-	}()
+	defer func() { m.End(outcome(rec.status, c.Answer(), returned), time.Since(c.Started())) }()
 
-	if err := c.Resolve(r, h.catalog); err != nil {
-		if m := c.Model(); m != nil {
-			recorder = m.Metrics
-		}
-		return h.refuse(w, r, err)
-	}
-	recorder = c.Model().Metrics
-	recorder.Begin()
-	begun = true
-	returned := false
-	defer func() { status = outcome(r, c, repl, returned) }()
 	c.AllowRoute(h.mayDebug(r))
-	err := next.ServeHTTP(w, r)
+	err := next.ServeHTTP(rec, r)
 	returned = true
 	if err != nil {
-		return h.refuse(w, r, err)
+		return h.answerFor(rec, r, c, err)
 	}
 	// The server arms a deadline with each write and leaves it armed. An
 	// answer that ends long after its last byte would lose its end to it.
-	if r.ProtoMajor == 1 && w.Header().Get("Content-Length") == "" {
+	if r.ProtoMajor == 1 && rec.status != http.StatusSwitchingProtocols && w.Header().Get("Content-Length") == "" {
 		_ = http.NewResponseController(w).Flush()
 	}
 	return nil
 }
 
-// refuse answers with err if it is a refusal or an error of an upstream, and
-// returns it otherwise.
-func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, err error) error {
-	if ref, ok := errors.AsType[*refusal.Refusal](err); ok {
-		return ref.Write(w, r.URL.Path)
-	}
-	if r.Context().Err() != nil {
-		return nil // nobody is left to answer
-	}
-	if he, ok := errors.AsType[caddyhttp.HandlerError](err); ok {
-		if he.StatusCode >= http.StatusInternalServerError {
-			if e := h.logger.Check(zap.ErrorLevel, "request failed"); e != nil {
-				e.Write(zap.Int("status", he.StatusCode), zap.Error(he.Err))
-			}
-			return refusal.Upstream(he.StatusCode).Write(w, r.URL.Path)
+// refuse answers a request that does not get as far as an upstream.
+func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, c *call.Call, err error) error {
+	status := metrics.StatusError
+	ref, ok := errors.AsType[*refusal.Refusal](err)
+	if !ok {
+		if ref = unreadable(err); ref == nil {
+			status = metrics.StatusClientClosed
+			ref = refusal.BadRequest("invalid_body", "the request's body broke off")
 		}
-		if he.StatusCode == http.StatusRequestEntityTooLarge { // by request_body
-			return refusal.TooLarge(0).Write(w, r.URL.Path)
-		}
-		return err
 	}
-	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return refusal.Timeout().Write(w, r.URL.Path)
+	m := metrics.Unknown()
+	if c.Model() != nil {
+		m = c.Model().Metrics
 	}
-	return refusal.BadRequest("invalid_body", "the request's body could not be read").Write(w, r.URL.Path)
+	m.Refused(status)
+	if c.Unread(r) && r.ProtoMajor == 1 {
+		// or the server would wait for the rest before it answers
+		w.Header().Set("Connection", "close")
+	}
+	return ref.Write(w, r.URL.Path)
 }
 
-// outcome judges how a request that was handed on ended. One whose handler
-// did not return was broken off: by the upstream, if the answer broke, or else
-// by the client.
-func outcome(r *http.Request, c *call.Call, repl *caddy.Replacer, returned bool) metrics.Status {
-	a := c.Answer()
-	if a.Status == 0 { // another transport's
-		if v, ok := repl.Get("http.reverse_proxy.status_code"); ok {
-			a.Status, _ = v.(int)
-		}
+// unreadable returns what to answer if a body could not be read, nil if it is
+// the client that broke off.
+func unreadable(err error) *refusal.Refusal {
+	he, _ := errors.AsType[caddyhttp.HandlerError](err)
+	switch {
+	case he.StatusCode == http.StatusRequestEntityTooLarge: // by request_body
+		return refusal.TooLarge(0)
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return refusal.Timeout()
+	}
+	return nil
+}
+
+// answerFor answers a request that the next handler gave up, in the shape of
+// the caller's API, or breaks the answer off if it has begun.
+func (h *Handler) answerFor(rec *recorder, r *http.Request, c *call.Call, err error) error {
+	status := http.StatusInternalServerError
+	he, ok := errors.AsType[caddyhttp.HandlerError](err)
+	if ok {
+		status = he.StatusCode
+	}
+	if e := h.logger.Check(zap.ErrorLevel, "request failed"); e != nil && status >= http.StatusInternalServerError {
+		e.Write(zap.String("model", c.Model().Name), zap.String("target", call.Target(c.Decision())),
+			zap.Int("attempts", c.Attempts()), zap.Int("status", status), zap.Error(err))
 	}
 	switch {
-	case r.Context().Err() != nil, !returned && !a.Broken:
+	case rec.status != 0:
+		panic(http.ErrAbortHandler)
+	case ok && status < http.StatusInternalServerError:
+		return err
+	}
+	return refusal.Upstream(status).Write(rec, r.URL.Path)
+}
+
+// A recorder notes the status of an answer.
+type recorder struct {
+	caddyhttp.ResponseWriterWrapper
+	status int // 0 until the answer begins
+}
+
+// WriteHeader implements [http.ResponseWriter].
+func (rec *recorder) WriteHeader(status int) {
+	if rec.status == 0 && (status >= http.StatusOK || status == http.StatusSwitchingProtocols) {
+		rec.status = status
+	}
+	rec.ResponseWriter.WriteHeader(status)
+}
+
+// Write implements [http.ResponseWriter].
+func (rec *recorder) Write(p []byte) (int, error) {
+	if rec.status == 0 {
+		rec.status = http.StatusOK
+	}
+	return rec.ResponseWriter.Write(p)
+}
+
+// ReadFrom implements [io.ReaderFrom].
+func (rec *recorder) ReadFrom(r io.Reader) (int64, error) {
+	if rec.status == 0 {
+		rec.status = http.StatusOK
+	}
+	return rec.ResponseWriterWrapper.ReadFrom(r)
+}
+
+// statusClientClosed is what reverse_proxy writes when the client has left.
+const statusClientClosed = 499
+
+// outcome judges how a request that was handed on ended. If its handler did
+// not return the answer was broken off: by the upstream, or else by the client.
+func outcome(status int, a *call.Answer, returned bool) metrics.Status {
+	switch {
+	case !returned && !a.Broken, status == statusClientClosed:
 		return metrics.StatusClientClosed
-	case a.Broken, a.Status == 0, a.Status >= http.StatusInternalServerError:
+	case !returned, status == 0, status >= http.StatusInternalServerError:
 		return metrics.StatusUpstreamError
 	}
 	return metrics.StatusSuccess
@@ -212,6 +255,11 @@ func outcome(r *http.Request, c *call.Call, repl *caddy.Replacer, returned bool)
 func (h *Handler) mayDebug(r *http.Request) bool {
 	if r.Header.Get("X-Flexinfer-Debug") != "1" {
 		return false
+	}
+	if trusted, _ := caddyhttp.GetVar(r.Context(), caddyhttp.TrustedProxyVarKey).(bool); !trusted &&
+		(r.Header["X-Forwarded-For"] != nil || r.Header["Forwarded"] != nil) {
+		// from behind a proxy that is not known, whoever that serves
+		return h.app.MayDebug("")
 	}
 	ip, _ := caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string)
 	return h.app.MayDebug(ip)
@@ -290,7 +338,7 @@ func (h *Handler) Validate() error {
 	if h.listed || len(h.catalog.Table().Models()) > 0 {
 		return nil
 	}
-	return fmt.Errorf("no models: declare some in the global option flexinfer, or list upstreams here: flexinfer 10.0.0.5:8000 10.0.0.6:8000")
+	return errors.New("no models: declare some in the global option flexinfer, or list upstreams here: flexinfer 10.0.0.5:8000 10.0.0.6:8000")
 }
 
 // Interface guards

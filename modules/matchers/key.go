@@ -91,7 +91,7 @@ func (m *MatchKey) Match(r *http.Request) bool {
 
 // MatchWithError implements [caddyhttp.RequestMatcherWithError].
 func (m *MatchKey) MatchWithError(r *http.Request) (bool, error) {
-	c := call.Alone(r, m.app.Settings())
+	c := call.Join(r, m.app.Settings())
 	if err := c.ReadWhole(r); err != nil {
 		return false, asHandlerError(err)
 	}

@@ -68,7 +68,7 @@ func (m *MatchModel) Match(r *http.Request) bool {
 
 // MatchWithError implements [caddyhttp.RequestMatcherWithError].
 func (m *MatchModel) MatchWithError(r *http.Request) (bool, error) {
-	c := call.Alone(r, m.app.Settings())
+	c := call.Join(r, m.app.Settings())
 	for _, cat := range m.app.Catalogs() {
 		name, err := c.Named(r, cat)
 		if err != nil {

@@ -43,6 +43,17 @@ func (s *Spec) URL() string { return s.Scheme + "://" + s.Address + s.Path }
 // and the base path, if any. Never credentials.
 func (s *Spec) Target() string { return s.Address + s.Path }
 
+// Normal returns s with its ID filled in and its weight within its bounds.
+func (s Spec) Normal() Spec {
+	if s.ID == "" {
+		s.ID = s.URL()
+	}
+	s.Weight = min(max(s.Weight, 1), maxWeight)
+	return s
+}
+
+const maxWeight = 100
+
 // Equal reports whether s and o describe the same endpoint in the same words.
 func (s *Spec) Equal(o *Spec) bool {
 	return s.ID == o.ID && s.Scheme == o.Scheme && s.Address == o.Address && s.Path == o.Path &&
@@ -62,12 +73,7 @@ type Endpoint struct {
 // NewEndpoint returns the endpoint that spec describes, as a server of model,
 // counted in l.
 func NewEndpoint(l *ledger.Ledger, model string, spec Spec) *Endpoint {
-	if spec.ID == "" {
-		spec.ID = spec.URL()
-	}
-	if spec.Weight <= 0 {
-		spec.Weight = 1
-	}
+	spec = spec.Normal()
 	return &Endpoint{
 		Spec:  spec,
 		entry: l.Entry(model, spec.ID, spec.Target()),
@@ -94,18 +100,23 @@ func (e *Endpoint) Reserved() int { return e.entry.Reserved() }
 
 // A Source knows models and the endpoints that serve them.
 //
-// A source that has work to do in the background begins it in a method
-// Start() error, which the gateway calls once the whole configuration is in
-// order, and ends it when the module is cleaned up. One that needs time to
-// look around says in a method Settled() bool whether it has; until then an
-// unknown model is not refused for good. The change channel is closed also
-// when that changes.
+// One that has work to do in the background is a [Starter] too, and one that
+// needs time to look around a [Settler].
 type Source interface {
 	// Models returns what the source knows now and a channel that is closed
 	// when it knows something else. It does no I/O. The channel is nil if
 	// the answer never changes. The caller does not modify the slice.
 	Models() ([]Model, <-chan struct{})
 }
+
+// A Starter is a source with work to do in the background. Start begins it
+// once the whole configuration is in order; the module's Cleanup ends it.
+type Starter interface{ Start() error }
+
+// A Settler is a source that needs time to look around. Until it is settled
+// an unknown model is not refused for good. The channel that Models returns is
+// closed also when the source settles.
+type Settler interface{ Settled() bool }
 
 // A Model is one of a source's models with the endpoints that serve it. A
 // source that serves a single model's block leaves Name empty.

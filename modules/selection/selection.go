@@ -16,6 +16,7 @@ import (
 	"github.com/flexinfer/caddy-flexinfer/modules/app"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/call"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/catalog"
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/ledger"
 	"github.com/flexinfer/caddy-flexinfer/modules/routing"
 )
 
@@ -41,6 +42,7 @@ type Selection struct {
 	app          *app.App
 	strategy     routing.Strategy
 	strategyName string
+	ledger       *ledger.Ledger
 	pool         atomic.Pointer[pool]
 }
 
@@ -61,6 +63,7 @@ func (s *Selection) Provision(ctx caddy.Context) (err error) {
 	if s.app, err = app.Of(ctx); err != nil {
 		return err
 	}
+	s.ledger = s.app.SharedLedger()
 	if s.strategy, s.strategyName, err = s.app.LoadStrategy(ctx, s, "StrategyRaw", s.StrategyRaw); err != nil {
 		return err
 	}
@@ -100,14 +103,14 @@ func (s *Selection) Select(upstreams reverseproxy.UpstreamPool, r *http.Request,
 	if len(upstreams) == 0 {
 		return nil
 	}
-	c := call.Alone(r, s.app.Settings())
+	c := call.Join(r, s.app.Settings())
 	if lease := c.Lease(); lease != nil && c.Model() != nil && len(upstreams) == 1 && upstreams[0].Dial == lease.Endpoint().Address && !c.Foreign() {
 		return upstreams[0]
 	}
 	_ = c.ReadBody(r) // what cannot be read streams on, unkeyed
 	p := s.pool.Load()
 	if p == nil || !p.same(upstreams) {
-		p = newPool(s.app, upstreams)
+		p = newPool(s.ledger, upstreams)
 		s.pool.Store(p)
 	}
 	lease := c.NextOf(p.snapshot, s.strategy, s.strategyName, func(id string) bool {
@@ -116,7 +119,6 @@ func (s *Selection) Select(upstreams reverseproxy.UpstreamPool, r *http.Request,
 	if lease == nil {
 		return nil
 	}
-	lease.Activate()
 	c.Rewind(r)
 	return upstreams[p.index[lease.Endpoint().ID]]
 }
@@ -128,11 +130,11 @@ type pool struct {
 	snapshot *routing.Snapshot
 }
 
-func newPool(a *app.App, upstreams reverseproxy.UpstreamPool) *pool {
+func newPool(l *ledger.Ledger, upstreams reverseproxy.UpstreamPool) *pool {
 	p := &pool{index: make(map[string]int, len(upstreams))}
 	endpoints := make([]*routing.Endpoint, 0, len(upstreams))
 	for i, u := range upstreams {
-		e := routing.NewEndpoint(a.SharedLedger(), catalog.Undeclared, routing.Spec{Scheme: "http", Address: u.Dial})
+		e := routing.NewEndpoint(l, catalog.Undeclared, routing.Spec{Scheme: "http", Address: u.Dial})
 		p.dials = append(p.dials, u.Dial)
 		if _, ok := p.index[e.ID]; !ok {
 			p.index[e.ID] = i

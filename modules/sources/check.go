@@ -32,6 +32,10 @@ func CheckName(name string) error {
 		return fmt.Errorf("the name %q is not UTF-8", name)
 	case strings.ContainsFunc(name, unicode.IsControl):
 		return fmt.Errorf("the name %q holds a control character", name)
+	case strings.ContainsRune(name, '\\'), slices.ContainsFunc(strings.Split(name, "/"), func(s string) bool { return s == "" || s == "." || s == ".." }):
+		return fmt.Errorf("the name %q could not be asked for by path: it holds a backslash, or an empty, . or .. segment", name)
+	case name == "_unknown":
+		return errors.New("the name _unknown stands for all unknown models in metrics")
 	case strings.TrimSpace(name) != name:
 		return fmt.Errorf("the name %q starts or ends with white space", name)
 	}

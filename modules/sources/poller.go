@@ -41,10 +41,10 @@ type poller struct {
 	retime chan struct{} // the interval has changed
 
 	mu       sync.Mutex
-	names    []string // as last listed, sorted; kept through an outage
-	answered bool     // ever
-	asked    bool     // ever, with or without an answer
-	failing  bool     // the last time
+	names    []string  // as last listed, sorted; kept through an outage
+	answered bool      // ever
+	since    time.Time // when it was first asked; zero before
+	failing  bool      // the last time
 	subs     map[*UpstreamModels]time.Duration
 	stop     context.CancelFunc // nil until started
 }
@@ -154,12 +154,26 @@ func (p *poller) Destruct() error {
 	return nil
 }
 
-// state returns the models that the upstream listed last, and whether it has
-// been asked at all. The caller does not modify the slice.
-func (p *poller) state() (names []string, asked bool) {
+// A pollState is what a poller knows at one moment.
+type pollState struct {
+	names    []string // as listed last; not to be modified
+	asked    bool     // ever, with or without an answer
+	answered bool     // ever
+	overdue  bool     // asked for a while without any answer
+}
+
+// settleTime is how long an upstream may take to answer for the first time
+// before the gateway stops saying that it is starting.
+const settleTime = 10 * time.Second
+
+func (p *poller) state() pollState {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.names, p.asked
+	asked := !p.since.IsZero()
+	return pollState{
+		names: p.names, asked: asked, answered: p.answered,
+		overdue: asked && !p.answered && time.Since(p.since) >= settleTime,
+	}
 }
 
 func (p *poller) run(ctx context.Context) {
@@ -250,17 +264,21 @@ func readModelList(body io.Reader) ([]string, error) {
 func (p *poller) record(names []string, err error) {
 	p.mu.Lock()
 	was := p.failing
-	news := !p.asked || !p.answered && err == nil
-	p.asked, p.failing = true, err != nil
+	news := p.since.IsZero() || !p.answered && err == nil
+	p.failing = err != nil
+	if p.since.IsZero() {
+		p.since = time.Now()
+	}
 	if err == nil {
 		news = news || !slices.Equal(names, p.names)
 		p.names, p.answered = names, true
 	}
+	changed := news || !p.answered // which may be overdue by now
 	subs := slices.Collect(maps.Keys(p.subs))
 	p.mu.Unlock()
 
 	for _, s := range subs {
-		if news {
+		if changed {
 			s.refresh()
 		}
 		s.log(p.spec.Target(), len(names), err, news, was)

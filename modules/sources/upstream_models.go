@@ -117,7 +117,8 @@ func (s *UpstreamModels) Models() ([]routing.Model, <-chan struct{}) {
 	return s.models, s.changed
 }
 
-// Settled reports whether each upstream has answered or failed to, once.
+// Settled reports whether each upstream has answered or failed to, once, and
+// one of them did answer. If none does they have settled after 10 to 20 s.
 // Until then an unknown model may be known in a moment. The channel that
 // Models returns is closed also when this changes.
 func (s *UpstreamModels) Settled() bool {
@@ -144,13 +145,15 @@ func (s *UpstreamModels) refresh() {
 }
 
 // collect turns the pollers' lists by upstream into endpoints by model.
-func (s *UpstreamModels) collect() (models []routing.Model, settled bool) {
+func (s *UpstreamModels) collect() ([]routing.Model, bool) {
+	var models []routing.Model
 	endpoints := make(map[string][]routing.Spec)
-	settled = true
+	settled, answered := true, false
 	for i, p := range s.pollers {
-		names, asked := p.state()
-		settled = settled && asked
-		for _, name := range names {
+		st := p.state()
+		settled = settled && st.asked
+		answered = answered || st.answered || st.overdue
+		for _, name := range st.names {
 			endpoints[name] = append(endpoints[name], s.specs[i])
 		}
 	}
@@ -161,7 +164,7 @@ func (s *UpstreamModels) collect() (models []routing.Model, settled bool) {
 		}
 		models = append(models, m)
 	}
-	return models, settled
+	return models, settled && answered
 }
 
 func equalModels(a, b []routing.Model) bool {
@@ -192,4 +195,6 @@ var (
 	_ caddy.Provisioner  = (*UpstreamModels)(nil)
 	_ caddy.CleanerUpper = (*UpstreamModels)(nil)
 	_ routing.Source     = (*UpstreamModels)(nil)
+	_ routing.Starter    = (*UpstreamModels)(nil)
+	_ routing.Settler    = (*UpstreamModels)(nil)
 )

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -98,6 +99,32 @@ func TestEachModelIsServedByThoseThatListIt(t *testing.T) {
 			t.Error("not settled though all have answered")
 		}
 		expect(t, s, "m1@a m2@b,a m3@b")
+	})
+}
+
+// A gateway that starts before all of its engines is not ready at once.
+func TestNobodyAnswers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		es := newEngines(t, map[string]http.HandlerFunc{"a:80": lists("m1"), "b:80": lists("m1")})
+		es.on["a:80"].set(true, nil)
+		es.on["b:80"].set(true, nil)
+		s := es.newSource("a:80", "b:80")
+		defer cleanup(t, s)
+		start(t, s)
+		time.Sleep(settleTime - time.Second)
+		synctest.Wait()
+		if s.Settled() {
+			t.Error("settled without an answer")
+		}
+		time.Sleep(settleTime)
+		synctest.Wait()
+		if !s.Settled() {
+			t.Error("never settles")
+		}
+		es.on["a:80"].set(false, lists("m1"))
+		time.Sleep(defaultPollInterval)
+		synctest.Wait()
+		expect(t, s, "m1@a")
 	})
 }
 
@@ -382,10 +409,11 @@ func TestSchemes(t *testing.T) {
 			provisionSource(t, s)
 			defer cleanup(t, s)
 			start(t, s)
-			for !s.Settled() {
-				if _, changed := s.Models(); !s.Settled() {
-					<-changed
-				}
+			for !s.pollers[0].state().asked {
+				runtime.Gosched()
+			}
+			if got, want := s.Settled(), tt.want != ""; got != want {
+				t.Errorf("settled: %v", got)
 			}
 			models, _ := s.Models()
 			var names []string

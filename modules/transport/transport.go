@@ -10,9 +10,12 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
-	"syscall"
 	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
@@ -48,6 +51,7 @@ type Transport struct {
 
 	plain, secure, h2c *http.Transport
 	keepHost           bool // the operator sets Host
+	logger             *zap.Logger
 }
 
 // CaddyModule returns the Caddy module information.
@@ -57,6 +61,10 @@ func (Transport) CaddyModule() caddy.ModuleInfo {
 		New: func() caddy.Module { return new(Transport) },
 	}
 }
+
+// versions are the versions of HTTP that endpoints may speak. HTTP/3 is left
+// out: it is not worth a transport of its own on the way to an engine.
+var versions = []string{"1.1", "2", "h2c"}
 
 const (
 	idlePlain   = 4 * time.Second
@@ -70,6 +78,15 @@ func (t *Transport) Provision(ctx caddy.Context) error {
 	a, err := app.Of(ctx)
 	if err != nil {
 		return err
+	}
+	// A box that is off is worth a line now and then, not one per request.
+	t.logger = ctx.Logger().WithOptions(zap.WrapCore(func(core zapcore.Core) zapcore.Core {
+		return zapcore.NewSamplerWithOptions(core, 10*time.Second, 1, 0)
+	}))
+	for _, v := range t.Versions {
+		if !slices.Contains(versions, v) {
+			return fmt.Errorf("HTTP version %q is not supported here; write some of: %s", v, strings.Join(versions, ", "))
+		}
 	}
 	if mods := ctx.Modules(); len(mods) > 1 {
 		if h, ok := mods[len(mods)-2].(*reverseproxy.Handler); ok {
@@ -159,12 +176,12 @@ func (t *Transport) make(ctx caddy.Context, scheme string) (*http.Transport, err
 	if err != nil {
 		return nil, fmt.Errorf("making the transport for %s: %w", scheme, err)
 	}
-	if o.NetworkProxyRaw == nil && o.ForwardProxyURL == "" {
+	if t.NetworkProxyRaw == nil && t.ForwardProxyURL == "" {
 		rt.Proxy = nil // in-cluster traffic is no business of a proxy's
 	}
 	dial := rt.DialContext
 	rt.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
-		conn, err := dial(ctx, network, address)
+		conn, err := dialWithCause(ctx, network, address, dial)
 		if tcp, ok := conn.(*net.TCPConn); ok && err == nil {
 			return &directConn{tcp}, nil
 		}
@@ -195,13 +212,11 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	c.Dial()
 	res, err := rt.RoundTrip(req)
 	if err != nil {
-		return nil, failed(c, req, err)
+		return nil, t.failed(c, req, err)
 	}
-	for field := range ownHeaders {
-		delete(res.Header, field)
-	}
+	delete(res.Header, routeHeader) // not the upstream's to set
 	if route := c.Route(); route != "" {
-		res.Header["X-Flexinfer-Route"] = []string{route}
+		res.Header[routeHeader] = []string{route}
 	}
 	a := c.Answer()
 	a.Status = res.StatusCode
@@ -211,8 +226,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	return res, nil
 }
 
-// ownHeaders are fields that an upstream does not get to set.
-var ownHeaders = map[string]struct{}{"X-Flexinfer-Route": {}}
+const routeHeader = "X-Flexinfer-Route"
 
 // direct points req to the endpoint e and returns the transport for it.
 func (t *Transport) direct(req *http.Request, e *routing.Endpoint) *http.Transport {
@@ -254,36 +268,20 @@ func rewriteBase(u *url.URL, base string) {
 
 // failed turns the failure of an attempt into what makes the proxy do the
 // right thing: try again, or give up.
-func failed(c *call.Call, req *http.Request, err error) error {
-	if req.Context().Err() != nil {
+func (t *Transport) failed(c *call.Call, req *http.Request, err error) error {
+	dialErr, ok := errors.AsType[*dialError](err)
+	if !ok || req.Context().Err() != nil {
 		c.GiveUp()
 		return err
 	}
-	dialErr, ok := errors.AsType[reverseproxy.DialError](err)
-	if !ok {
-		c.GiveUp()
-		return err
+	if e := t.logger.Check(zap.WarnLevel, "endpoint could not be reached"); e != nil {
+		e.Write(zap.String("model", c.Model().Name), zap.String("target", call.Target(c.Decision())),
+			zap.Int("attempt", c.Attempts()), zap.Error(err))
 	}
-	if c.Failed(reason(dialErr)) {
+	if c.Failed(dialErr.reason()) {
 		return reverseproxy.NewDialError(err)
 	}
 	return err
-}
-
-// reason names a failure to connect as metrics do.
-func reason(err error) string {
-	var ne net.Error
-	switch {
-	case errors.Is(err, syscall.ECONNREFUSED):
-		return "conn_refused"
-	case errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH):
-		return "host_unreachable"
-	case errors.Is(err, syscall.ECONNRESET):
-		return "conn_reset"
-	case errors.As(err, &ne) && ne.Timeout():
-		return "timeout"
-	}
-	return "dial"
 }
 
 // Cleanup closes idle connections.

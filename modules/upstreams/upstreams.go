@@ -3,6 +3,7 @@
 package upstreams
 
 import (
+	"fmt"
 	"net/http"
 
 	"github.com/caddyserver/caddy/v2"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/flexinfer/caddy-flexinfer/modules/app"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/call"
+	"github.com/flexinfer/caddy-flexinfer/modules/transport"
 )
 
 func init() {
@@ -25,8 +27,14 @@ func init() {
 // The model is that of the `flexinfer` handler before the proxy. Without such
 // a handler the source finds the model by itself, among those of the
 // `flexinfer` app; a request for no known model then has no upstream.
+//
+// The endpoints' schemes, base paths and headers are the business of
+// `transport flexinfer`, which belongs beside this source. With another
+// transport only plain http endpoints can be reached, and a call counts as
+// under way from the pick on.
 type Upstreams struct {
-	app *app.App
+	app   *app.App
+	plain bool // the transport is another one
 }
 
 // CaddyModule returns the Caddy module information.
@@ -39,6 +47,12 @@ func (Upstreams) CaddyModule() caddy.ModuleInfo {
 
 // Provision sets up u.
 func (u *Upstreams) Provision(ctx caddy.Context) (err error) {
+	if mods := ctx.Modules(); len(mods) > 1 {
+		if h, ok := mods[len(mods)-2].(*reverseproxy.Handler); ok {
+			_, ours := h.Transport.(*transport.Transport) // which the proxy loads first
+			u.plain = !ours
+		}
+	}
 	u.app, err = app.Of(ctx)
 	return err
 }
@@ -46,7 +60,7 @@ func (u *Upstreams) Provision(ctx caddy.Context) (err error) {
 // GetUpstreams implements [reverseproxy.UpstreamSource]. r is the proxy's own
 // clone of the request, and gets the body of this attempt.
 func (u *Upstreams) GetUpstreams(r *http.Request) ([]*reverseproxy.Upstream, error) {
-	c := call.Alone(r, u.app.Settings())
+	c := call.Join(r, u.app.Settings())
 	if c.Model() == nil {
 		if err := c.Resolve(r, u.app.Catalog()); err != nil {
 			return nil, nil //nolint:nilerr // no model, no upstream: the proxy answers 503
@@ -56,9 +70,17 @@ func (u *Upstreams) GetUpstreams(r *http.Request) ([]*reverseproxy.Upstream, err
 	if lease == nil {
 		return nil, nil
 	}
+	e := lease.Endpoint()
+	if u.plain {
+		if e.Scheme != "http" || e.Path != "" || len(e.Header) > 0 {
+			c.GiveUp()
+			return nil, fmt.Errorf("endpoint %s is not plain http, or has a path or headers; add to the proxy: transport flexinfer", e.Target())
+		}
+		c.Dial()
+	}
 	c.Rewind(r)
 	// Fresh for each attempt, since the proxy writes to what it gets.
-	return []*reverseproxy.Upstream{{Dial: lease.Endpoint().Address}}, nil
+	return []*reverseproxy.Upstream{{Dial: e.Address}}, nil
 }
 
 // UnmarshalCaddyfile sets up the source from Caddyfile tokens. Syntax:

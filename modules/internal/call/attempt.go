@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap/zapcore"
 
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/metrics"
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/openai"
 	"github.com/flexinfer/caddy-flexinfer/modules/routing"
 )
 
@@ -17,6 +18,7 @@ import (
 // is no endpoint to go to or when no further attempt may be made.
 func (c *Call) Next() *routing.Lease {
 	c.endAttempt()
+	c.foreign = false
 	if c.model == nil || c.gaveUp {
 		return nil
 	}
@@ -30,8 +32,17 @@ func (c *Call) Next() *routing.Lease {
 	if lease == nil {
 		return nil
 	}
-	c.model.Metrics.Reserved()
-	c.decisions.Decided(c.decision.Key, lease.IsService(), lease.Endpoint().Target())
+	m := c.model.Metrics
+	if c.retried != "" {
+		m.Retried(c.retried)
+		c.retried = ""
+	}
+	m.Reserved()
+	decisions := c.model.Decisions
+	if c.chosen != nil {
+		decisions = m.Strategy(c.chosenName)
+	}
+	decisions.Decided(c.decision.Key, lease.IsService(), lease.Endpoint().Target())
 	c.log(c.decision)
 	return lease
 }
@@ -45,12 +56,12 @@ func (c *Call) take(d routing.Decision) *routing.Lease {
 	}
 	c.attempts++
 	c.mu.Lock()
-	ended := c.ended
-	if !ended {
+	over := c.over
+	if !over {
 		c.lease = d.Lease
 	}
 	c.mu.Unlock()
-	if ended {
+	if over {
 		d.Lease.Release()
 		return nil
 	}
@@ -61,26 +72,35 @@ func (c *Call) take(d routing.Decision) *routing.Lease {
 // no answer. Of endpoints that failed this call already one is picked again
 // only when none is left.
 func (c *Call) pick(snap *routing.Snapshot) routing.Decision {
-	c.prepare(snap)
-	var d routing.Decision
-	if snap.Len() > 0 {
-		d = c.strategy.Pick(&c.request, snap)
+	strategy := c.prepare(snap, c.model.Strategy, c.model.StrategyName)
+	ask := func() (d routing.Decision) {
+		if snap.Len() > 0 {
+			d = strategy.Pick(&c.request, snap)
+		}
+		if d.Lease == nil && snap.HasService() && !slices.Contains(c.request.Tried, snap.Service().ID) {
+			d = routing.Decision{Lease: snap.AcquireService()}
+		}
+		return d
 	}
-	if d.Lease == nil && snap.HasService() && !slices.Contains(c.request.Tried, snap.Service().ID) {
-		d.Lease, d.Key = snap.AcquireService(), routing.Key{}
-	}
-	if d.Lease == nil && len(c.request.Tried) > 0 && snap.Len() > 0 {
+	d := ask()
+	if d.Lease == nil && len(c.request.Tried) > 0 {
 		c.request.Tried = c.request.Tried[:0]
-		d = c.strategy.Pick(&c.request, snap)
+		d = ask()
 	}
 	return d
 }
 
-// prepare fills in what strategies see.
-func (c *Call) prepare(snap *routing.Snapshot) {
+// prepare fills in what strategies see, and returns the one that picks: s,
+// unless another was chosen for this call.
+func (c *Call) prepare(snap *routing.Snapshot, s routing.Strategy, name string) routing.Strategy {
+	if c.chosen != nil {
+		s, name = c.chosen, c.chosenName
+	}
+	c.strategyName = name
 	c.request.Keys = c
 	c.request.Model, c.request.Adapter = snap.Model(), c.adapter
 	c.request.Path, c.request.Header = c.path, c.header
+	return s
 }
 
 // Explain returns the decision that Next would make, counting nothing.
@@ -116,7 +136,7 @@ func (c *Call) Dial() {
 func (c *Call) renewLease() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.ended {
+	if c.over {
 		return
 	}
 	c.lease.Renew()
@@ -136,7 +156,7 @@ func (c *Call) Failed(reason string) (again bool) {
 		c.gaveUp = true
 		return false
 	}
-	c.model.Metrics.Retried(reason)
+	c.retried = reason
 	return true
 }
 
@@ -148,14 +168,14 @@ func (c *Call) Finished() { c.endAttempt() }
 
 // NextOf is Next for a pool of upstreams that is not the gateway's: it picks
 // from snap with the strategy s, or with the one that was chosen for this
-// call. Endpoints whose ID is out are passed over.
+// call. Endpoints whose ID is out are passed over. The attempt counts as begun.
 func (c *Call) NextOf(snap *routing.Snapshot, s routing.Strategy, name string, out func(id string) bool) *routing.Lease {
+	if last := c.Lease(); last != nil && c.foreign { // the proxy comes again only if that one failed
+		c.request.Tried = append(c.request.Tried, last.Endpoint().ID)
+	}
 	c.endAttempt()
 	c.foreign = true
-	if c.strategy == nil {
-		c.strategy, c.strategyName = s, name
-	}
-	c.prepare(snap)
+	strategy := c.prepare(snap, s, name)
 	tried := c.request.Tried
 	var unavailable []string
 	for i := range snap.Len() {
@@ -164,13 +184,16 @@ func (c *Call) NextOf(snap *routing.Snapshot, s routing.Strategy, name string, o
 		}
 	}
 	c.request.Tried = slices.Concat(unavailable, tried)
-	d := c.strategy.Pick(&c.request, snap)
+	d := strategy.Pick(&c.request, snap)
 	if d.Lease == nil && len(tried) > 0 {
+		tried = nil
 		c.request.Tried = unavailable
-		d = c.strategy.Pick(&c.request, snap)
+		d = strategy.Pick(&c.request, snap)
 	}
 	c.request.Tried = tried
-	return c.take(d)
+	lease := c.take(d)
+	c.Dial()
+	return lease
 }
 
 // Foreign reports whether the endpoint was picked from a pool that is not the
@@ -185,23 +208,30 @@ func (c *Call) endAttempt() {
 	lease.Release()
 }
 
-// End ends the call: its lease is released, and its buffer goes back once no
-// attempt reads it any more. It may be called from any goroutine, more than
-// once.
-func (c *Call) End() {
+// letGo releases the lease, and sees to it that no other follows. It may be
+// called from any goroutine.
+func (c *Call) letGo() {
 	c.mu.Lock()
-	ended := c.ended
-	c.ended = true
 	lease := c.lease
+	c.lease, c.over = nil, true
 	if c.renew != nil {
 		c.renew.Stop()
 	}
 	c.mu.Unlock()
-	if ended {
+	lease.Release()
+}
+
+// End ends the call: its lease is released, and its memory goes back to where
+// it came from once no attempt reads it any more. Only the first End has an
+// effect.
+func (c *Call) End() {
+	c.letGo()
+	if c.ended {
 		return
 	}
-	lease.Release()
+	c.ended = true
 	if c.doc != nil {
+		*c.doc = openai.Doc{} // it would hold on to the body
 		docs.Put(c.doc)
 	}
 	if c.buf != nil {

@@ -10,18 +10,23 @@ import (
 	"sync/atomic"
 )
 
-// A buffer holds a request's body. It goes back to its pool when the call has
-// ended and no attempt is still reading from it: net/http may go on writing a
-// body after RoundTrip has returned.
+// A buffer holds a request's body. Its memory goes back to a pool when the
+// call has ended and no attempt is still reading from it: net/http may go on
+// writing a body after RoundTrip has returned. The buffer itself is used for
+// one body only, so that a late reader finds it closed for good.
 type buffer struct {
 	b    []byte
+	mem  *memory
 	refs atomic.Int32
 }
 
-// Pooled buffers come in powers of two.
+// memory is what pools hold.
+type memory struct{ b []byte }
+
+// Pooled memory comes in powers of two.
 const (
 	smallest = 12 // 4 KiB
-	largest  = 26 // 64 MiB; a larger one is left to the garbage collector
+	largest  = 26 // 64 MiB; a larger piece is left to the garbage collector
 )
 
 // small is the size up to which a body is copied out of its buffer, in bytes.
@@ -32,14 +37,14 @@ var pools [largest + 1]sync.Pool
 // newBuffer returns an empty buffer with room for at least n bytes.
 func newBuffer(n int) *buffer {
 	class := max(smallest, bits.Len(uint(max(n, 1)-1)))
+	var mem *memory
 	if class <= largest {
-		if v := pools[class].Get(); v != nil {
-			buf := v.(*buffer)
-			buf.refs.Store(1)
-			return buf
-		}
+		mem, _ = pools[class].Get().(*memory)
 	}
-	buf := &buffer{b: make([]byte, 0, 1<<class)}
+	if mem == nil {
+		mem = &memory{b: make([]byte, 0, 1<<class)}
+	}
+	buf := &buffer{b: mem.b, mem: mem}
 	buf.refs.Store(1)
 	return buf
 }
@@ -61,10 +66,8 @@ func (buf *buffer) release() {
 	if buf.refs.Add(-1) > 0 {
 		return
 	}
-	class := bits.Len(uint(cap(buf.b))) - 1
-	if class <= largest && cap(buf.b) == 1<<class {
-		buf.b = buf.b[:0]
-		pools[class].Put(buf)
+	if class := bits.Len(uint(cap(buf.mem.b))) - 1; class <= largest {
+		pools[class].Put(buf.mem)
 	}
 }
 
@@ -76,7 +79,7 @@ func readBody(r io.Reader, length, limit int64) (*buffer, error) {
 	buf := newBuffer(1 << smallest)
 	for {
 		if len(buf.b) == cap(buf.b) {
-			buf = grow(buf, length)
+			buf = grow(buf, length, limit)
 		}
 		n, err := r.Read(buf.b[len(buf.b):cap(buf.b)])
 		buf.b = buf.b[:len(buf.b)+n]
@@ -92,13 +95,13 @@ func readBody(r io.Reader, length, limit int64) (*buffer, error) {
 }
 
 // grow returns a larger buffer with the same content.
-func grow(buf *buffer, length int64) *buffer {
-	next := 8 * cap(buf.b)
+func grow(buf *buffer, length, limit int64) *buffer {
+	next := min(8*int64(cap(buf.b)), limit+1)
 	// one byte more than announced, so that the end shows without growing
-	if length > int64(len(buf.b)) && length < int64(next) {
-		next = int(length) + 1
+	if length > int64(len(buf.b)) && length < next {
+		next = length + 1
 	}
-	larger := newBuffer(next)
+	larger := newBuffer(int(next))
 	larger.b = append(larger.b, buf.b...)
 	buf.release()
 	return larger

@@ -20,7 +20,6 @@ import (
 
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/catalog"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/key"
-	"github.com/flexinfer/caddy-flexinfer/modules/internal/metrics"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/openai"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/usage"
 	"github.com/flexinfer/caddy-flexinfer/modules/routing"
@@ -45,7 +44,7 @@ type Settings struct {
 }
 
 // A Call is one request on its way. Its methods are for the request's own
-// goroutine, except End.
+// goroutine.
 type Call struct {
 	set     *Settings
 	started time.Time
@@ -73,21 +72,23 @@ type Call struct {
 	haveSession, havePrefix bool
 
 	// What routes it, and where it went.
-	strategy     routing.Strategy
-	strategyName string
-	decisions    *metrics.Strategy
+	chosen       routing.Strategy // instead of the model's own
+	chosenName   string
+	strategyName string // of the last decision
 	request      routing.Request
 	decision     routing.Decision
 	attempts     int
+	retried      string // why the next attempt is one more
 	gaveUp       bool
-	foreign      bool
+	foreign      bool // the attempt's endpoint is of another's pool
 	tellRoute    bool
 	answered     Answer
+	ended        bool
 
-	mu    sync.Mutex // guards what End may touch from another goroutine
+	mu    sync.Mutex // guards what is below
 	lease *routing.Lease
 	renew *time.Timer
-	ended bool
+	over  bool // no lease may be held any more
 }
 
 // An Answer is what an upstream said, as far as the gateway watched it.
@@ -99,7 +100,7 @@ type Answer struct {
 	// answer's body that is not a comment; 0 if none came.
 	TTFT time.Duration
 
-	// Broken reports that the answer ended before its end.
+	// Broken reports that the upstream broke off in the middle.
 	Broken bool
 
 	// Usage is what the engine counted.
@@ -114,24 +115,41 @@ func From(ctx context.Context) *Call {
 	return c
 }
 
-// New returns the request's call, and makes it if there is none yet: then it
-// becomes part of the request's context. Nothing of the body is read.
-//
-// The maker of a call ends it: made reports that the caller is the maker.
-func New(r *http.Request, set *Settings) (c *Call, made bool) {
-	if c = From(r.Context()); c != nil {
-		return c, false
+// Begin returns the request's call, and makes it if there is none yet: then it
+// becomes part of the request's context. Nothing of the body is read. The
+// caller ends the call when it is done with the request, with End.
+func Begin(r *http.Request, set *Settings) *Call {
+	if c := From(r.Context()); c != nil {
+		return c
 	}
-	c = &Call{set: set, started: time.Now(), header: r.Header, path: r.URL.Path, length: -1}
+	return begin(r, set)
+}
+
+// Join is Begin for those who do not know when the request is done with. A
+// call that it makes gives up its lease when the server is done with the
+// request, or the client has left, and leaves its memory to the garbage
+// collector unless somebody ends it.
+func Join(r *http.Request, set *Settings) *Call {
+	if c := From(r.Context()); c != nil {
+		return c
+	}
+	done := r.Context()
+	c := begin(r, set)
+	context.AfterFunc(done, c.letGo)
+	return c
+}
+
+func begin(r *http.Request, set *Settings) *Call {
+	c := &Call{set: set, started: time.Now(), header: r.Header, path: r.URL.Path, length: -1}
 	// In place, so that whoever holds r already sees the same context.
 	*r = *r.WithContext(context.WithValue(r.Context(), contextKey{}, c))
-	return c, true
+	return c
 }
 
 // ReadBody reads the request's body to its end, once, and gives r a body that
 // reads the same bytes again. It returns an error if the body is larger than
-// the settings allow, or that of reading it; r's body then reads what has come and goes on where
-// the reading stopped.
+// the settings allow, or that of reading it; r's body then reads what has come
+// and goes on where the reading stopped.
 func (c *Call) ReadBody(r *http.Request) error {
 	if c.read {
 		return c.readErr
@@ -142,7 +160,10 @@ func (c *Call) ReadBody(r *http.Request) error {
 }
 
 func (c *Call) readBody(r *http.Request) error {
-	if r.Body == nil || r.Body == http.NoBody || r.ContentLength == 0 {
+	switch {
+	case r.Method == http.MethodConnect: // a connection, which has no end
+		return nil
+	case r.Body == nil, r.Body == http.NoBody, r.ContentLength == 0:
 		c.length = 0
 		return nil
 	}
@@ -192,6 +213,11 @@ func startsLikeObject(body []byte) bool {
 	return len(body) > 0 && body[0] == '{'
 }
 
+// Unread reports whether r's body was left where it is, in part at least.
+func (c *Call) Unread(r *http.Request) bool {
+	return c.length < 0 && r.ContentLength != 0
+}
+
 // Rewind gives r a body that reads the call's bytes from the start, for one
 // attempt: those that came, but for the model's name where the endpoints know
 // another than the one that was asked for.
@@ -221,7 +247,7 @@ func (c *Call) Rewind(r *http.Request) {
 // outgoing returns the body as the endpoints are to see it.
 func (c *Call) outgoing() parts {
 	d := c.document()
-	if d == nil || c.model == nil || c.foreign {
+	if d == nil || c.model == nil {
 		return parts{c.body}
 	}
 	name, err := d.Model(maxName)
@@ -305,8 +331,6 @@ func (c *Call) Continues() bool {
 
 // document returns the scanned body, or nil if there is none any more.
 func (c *Call) document() *openai.Doc {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	if c.ended {
 		return nil
 	}
@@ -330,15 +354,3 @@ func (c *Call) Completion() bool {
 
 // Interface guard
 var _ routing.Keys = (*Call)(nil)
-
-// Alone returns the request's call. If no handler before made one it is made,
-// and ends by itself when the server is done with the request.
-func Alone(r *http.Request, set *Settings) *Call {
-	if c := From(r.Context()); c != nil {
-		return c
-	}
-	done := r.Context()
-	c, _ := New(r, set)
-	context.AfterFunc(done, c.End)
-	return c
-}

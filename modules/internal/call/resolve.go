@@ -1,6 +1,7 @@
 package call
 
 import (
+	"cmp"
 	"errors"
 	"net/http"
 	"net/url"
@@ -39,7 +40,7 @@ func (c *Call) Resolve(r *http.Request, cat *catalog.Catalog) error {
 		return nil
 	}
 	t := cat.Table()
-	c.catalog = cat
+	c.catalog, c.path = cat, r.URL.Path
 	if ref := checkPath(r.URL.Path); ref != nil {
 		return ref
 	}
@@ -135,11 +136,7 @@ func (c *Call) resolve(t *catalog.Table, name string) *refusal.Refusal {
 	}
 	c.resolved = true
 	c.model, c.adapter = res.Model, res.Adapter
-	if c.strategy == nil {
-		c.strategy, c.strategyName, c.decisions = c.model.Strategy, c.model.StrategyName, c.model.Decisions
-	} else {
-		c.decisions = c.model.Metrics.Strategy(c.strategyName)
-	}
+	c.strategyName = cmp.Or(c.chosenName, c.model.StrategyName)
 	return nil
 }
 
@@ -152,7 +149,7 @@ func (c *Call) unknown(t *catalog.Table) *refusal.Refusal {
 
 // UseStrategy makes s pick for this call instead of the model's own strategy.
 func (c *Call) UseStrategy(s routing.Strategy, name string) {
-	c.strategy, c.strategyName = s, name
+	c.chosen, c.chosenName, c.strategyName = s, name, name
 }
 
 // headerModel returns the model that the header names, or "".

@@ -141,9 +141,6 @@ func (c *Catalog) Close() {
 	}
 }
 
-// settler is a source that says whether it has had time to look around.
-type settler interface{ Settled() bool }
-
 // rebuild replaces the table by what the sources know now.
 func (c *Catalog) rebuild() {
 	c.mu.Lock()
@@ -248,13 +245,11 @@ func (c *Catalog) snapshot(m, old *Model, service *routing.Spec, found []routing
 		}
 	}
 	endpoints := make([]*routing.Endpoint, 0, len(found))
-	added := 0
 	for _, spec := range found {
-		e := routing.NewEndpoint(c.cfg.Ledger, m.Name, spec)
-		if o := have[e.ID]; o == nil {
-			added++
-		} else if o.Spec.Equal(&e.Spec) {
-			e = o
+		spec = spec.Normal()
+		e := have[spec.ID]
+		if e == nil || !e.Spec.Equal(&spec) {
+			e = routing.NewEndpoint(c.cfg.Ledger, m.Name, spec)
 		}
 		endpoints = append(endpoints, e)
 	}
@@ -263,23 +258,19 @@ func (c *Catalog) snapshot(m, old *Model, service *routing.Spec, found []routing
 		s = routing.NewEndpoint(c.cfg.Ledger, m.Name, *service)
 	}
 	snap := routing.New(m.Name, endpoints, s, prev)
-	targets := make(map[string]struct{}, snap.Len())
-	for i := range snap.Len() {
-		delete(have, snap.At(i).ID)
-		targets[snap.At(i).Target()] = struct{}{}
-	}
-	if prev == nil || added > 0 || len(have) > 0 {
-		m.Metrics.Endpoints(snap.Len(), added, len(have))
-	}
-	for _, o := range have {
-		if _, ok := targets[o.Target()]; !ok {
-			m.Metrics.Forget(o.Target())
+	if prev != nil {
+		kept := 0
+		for i := range snap.Len() {
+			if have[snap.At(i).ID] != nil {
+				kept++
+			}
 		}
+		m.Metrics.Endpoints(snap.Len()-kept, len(have)-kept)
 	}
 	return snap
 }
 
 func settled(s routing.Source) bool {
-	st, ok := s.(settler)
+	st, ok := s.(routing.Settler)
 	return !ok || st.Settled()
 }

@@ -54,8 +54,6 @@ var (
 		"Distinct routing keys seen, counted up to 4096.", "model", "strategy", "key_source")
 	cardinalityOverflow = counter("routing_key_cardinality_overflow_total",
 		"Times that the count of distinct routing keys reached its cap.", "model", "strategy", "key_source")
-	endpointCount = gauge("endpoint_count",
-		"Known endpoints.", "model")
 	endpointChanges = counter("endpoint_changes_total",
 		"Endpoints that came (added) and went (removed).", "model", "change_type")
 	ttft = histogram("time_to_first_token_seconds",
@@ -83,7 +81,7 @@ var perModel = []interface {
 	DeletePartialMatch(prometheus.Labels) int
 }{
 	requests, retries, duration, active, decisions, targetHits, cardinality, cardinalityOverflow,
-	endpointCount, endpointChanges, ttft, promptTokens, completionTokens, completions, promptTokensTotal, cachedTokensTotal,
+	endpointChanges, ttft, promptTokens, completionTokens, completions, promptTokensTotal, cachedTokensTotal,
 	reservations, reservationsExpired,
 }
 

@@ -39,6 +39,10 @@ type Model struct {
 	name string
 	refs int // of models.m, under models.mu
 
+	// gone is set when the series go. What is left of the model's requests
+	// makes no new ones.
+	gone atomic.Bool
+
 	requests          [numStatuses]prometheus.Counter
 	duration, ttft    prometheus.Observer
 	active            prometheus.Gauge
@@ -92,6 +96,7 @@ func (m *Model) Release() {
 	if m.refs--; m.refs > 0 {
 		return
 	}
+	m.gone.Store(true)
 	delete(models.m, m.name)
 	for _, vec := range perModel {
 		vec.DeletePartialMatch(prometheus.Labels{"model": m.name})
@@ -111,14 +116,18 @@ func (m *Model) End(s Status, took time.Duration) {
 	m.duration.Observe(took.Seconds())
 }
 
-// Refused records a request that was refused before it was in progress.
-func (m *Model) Refused() { m.requests[StatusError].Inc() }
+// Refused records a request that did not get as far as being in progress.
+func (m *Model) Refused(s Status) { m.requests[s].Inc() }
 
 // FirstToken records the time to a stream's first token.
 func (m *Model) FirstToken(took time.Duration) { m.ttft.Observe(took.Seconds()) }
 
 // Retried records that an attempt was repeated.
-func (m *Model) Retried(reason string) { retries.WithLabelValues(m.name, reason).Inc() }
+func (m *Model) Retried(reason string) {
+	if !m.gone.Load() {
+		retries.WithLabelValues(m.name, reason).Inc()
+	}
+}
 
 // Completed records a completion and its usage.
 func (m *Model) Completed(stream bool, u usage.Tokens) {
@@ -141,21 +150,28 @@ func (m *Model) Completed(stream bool, u usage.Tokens) {
 // Reserved records a pick that counts as load before its attempt dials.
 func (m *Model) Reserved() { m.reserved.Inc() }
 
-// Endpoints records the number of a model's endpoints and how many of them
-// came and went since the last time.
-func (m *Model) Endpoints(count, added, removed int) {
-	endpointCount.WithLabelValues(m.name).Set(float64(count))
+// Endpoints records how many of the model's endpoints came and went.
+func (m *Model) Endpoints(added, removed int) {
+	if m.gone.Load() {
+		return
+	}
 	endpointChanges.WithLabelValues(m.name, "added").Add(float64(added))
 	endpointChanges.WithLabelValues(m.name, "removed").Add(float64(removed))
 }
 
-// Forget drops the series of a target that no longer serves the model.
-func (m *Model) Forget(target string) {
+// Retain drops the series of all targets but these.
+func (m *Model) Retain(targets map[string]struct{}) {
 	m.strategies.Range(func(_, s any) bool {
-		s.(*Strategy).targets.Delete(target)
+		known := &s.(*Strategy).targets
+		known.Range(func(target, _ any) bool {
+			if _, ok := targets[target.(string)]; !ok {
+				known.Delete(target)
+				targetHits.DeletePartialMatch(prometheus.Labels{"model": m.name, "target": target.(string)})
+			}
+			return true
+		})
 		return true
 	})
-	targetHits.DeletePartialMatch(prometheus.Labels{"model": m.name, "target": target})
 }
 
 // Strategy returns the recorder of the model's decisions under a strategy.
@@ -163,16 +179,17 @@ func (m *Model) Strategy(name string) *Strategy {
 	if s, ok := m.strategies.Load(name); ok {
 		return s.(*Strategy)
 	}
-	s, _ := m.strategies.LoadOrStore(name, &Strategy{model: m.name, name: name})
+	s, _ := m.strategies.LoadOrStore(name, &Strategy{model: m, name: name})
 	return s.(*Strategy)
 }
 
 // Strategy records the decisions of a strategy for a model.
 type Strategy struct {
-	model, name string
-	decisions   [routing.NumKeySources][2]atomic.Pointer[prometheus.Counter]
-	keys        [routing.NumKeySources]atomic.Pointer[keySet]
-	targets     sync.Map // target → prometheus.Counter
+	model     *Model
+	name      string
+	decisions [routing.NumKeySources][2]atomic.Pointer[prometheus.Counter]
+	keys      [routing.NumKeySources]atomic.Pointer[keySet]
+	targets   sync.Map // target → prometheus.Counter
 }
 
 // The outcomes of a routing decision, and the target of a service-fallback.
@@ -184,6 +201,9 @@ const (
 
 // Decided records one decision and the attempt that follows from it.
 func (s *Strategy) Decided(key routing.Key, service bool, target string) {
+	if s.model.gone.Load() {
+		return
+	}
 	i, outcome := 0, OutcomePod
 	if service {
 		i, outcome, target = 1, OutcomeService, TargetService
@@ -191,7 +211,7 @@ func (s *Strategy) Decided(key routing.Key, service bool, target string) {
 	slot := &s.decisions[key.Source][i]
 	c := slot.Load()
 	if c == nil {
-		made := decisions.WithLabelValues(s.model, s.name, key.Source.String(), outcome)
+		made := decisions.WithLabelValues(s.model.name, s.name, key.Source.String(), outcome)
 		c = &made
 		slot.Store(c)
 	}
@@ -199,7 +219,7 @@ func (s *Strategy) Decided(key routing.Key, service bool, target string) {
 
 	t, ok := s.targets.Load(target)
 	if !ok {
-		t, _ = s.targets.LoadOrStore(target, targetHits.WithLabelValues(s.model, s.name, target))
+		t, _ = s.targets.LoadOrStore(target, targetHits.WithLabelValues(s.model.name, s.name, target))
 	}
 	t.(prometheus.Counter).Inc()
 
@@ -214,8 +234,8 @@ func (s *Strategy) seen(key routing.Key) {
 	if set == nil {
 		source := key.Source.String()
 		made := &keySet{
-			count:    cardinality.WithLabelValues(s.model, s.name, source),
-			overflow: cardinalityOverflow.WithLabelValues(s.model, s.name, source),
+			count:    cardinality.WithLabelValues(s.model.name, s.name, source),
+			overflow: cardinalityOverflow.WithLabelValues(s.model.name, s.name, source),
 		}
 		s.keys[key.Source].CompareAndSwap(nil, made)
 		set = s.keys[key.Source].Load()

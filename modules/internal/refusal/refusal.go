@@ -98,6 +98,8 @@ func Upstream(status int) *Refusal {
 		}
 	case http.StatusGatewayTimeout:
 		return &Refusal{Status: status, Type: "timeout_error", Code: "timeout", Message: "the upstream did not answer in time"}
+	case http.StatusInternalServerError:
+		return &Refusal{Status: status, Type: "server_error", Code: "server_error", Message: "the gateway could not handle the request"}
 	default:
 		return &Refusal{Status: status, Type: "upstream_error", Code: "bad_gateway", Message: "the upstream could not be reached or broke off"}
 	}
@@ -116,6 +118,7 @@ func Quote(s string) string {
 // Write answers a request for path with r.
 func (r *Refusal) Write(w http.ResponseWriter, path string) error {
 	var body any
+	path = apiPath(path)
 	switch {
 	case strings.HasPrefix(path, "/v1/messages"):
 		type anthropicError struct {
@@ -156,6 +159,19 @@ func (r *Refusal) Write(w http.ResponseWriter, path string) error {
 	w.WriteHeader(r.Status)
 	_, err = w.Write(b)
 	return err
+}
+
+// apiPath returns path without a /model/<name> in front: a name that is not
+// known was not stripped.
+func apiPath(path string) string {
+	if strings.HasPrefix(path, "/model/") {
+		for _, api := range []string{"/v1/", "/api/"} {
+			if i := strings.LastIndex(path, api); i > 0 {
+				return path[i:]
+			}
+		}
+	}
+	return path
 }
 
 // anthropicType is the error type that Anthropic's API has for a status.

@@ -14,6 +14,8 @@ func TestWrite(t *testing.T) {
 		{"/v1/chat/completions", `{"error":{"message":"the model \"m\" does not exist","type":"not_found_error","param":"model","code":"model_not_found"}}`},
 		{"/anything", `{"error":{"message":"the model \"m\" does not exist","type":"not_found_error","param":"model","code":"model_not_found"}}`},
 		{"/v1/messages", `{"type":"error","error":{"type":"not_found_error","message":"the model \"m\" does not exist"}}`},
+		{"/model/a/b/v1/messages", `{"type":"error","error":{"type":"not_found_error","message":"the model \"m\" does not exist"}}`},
+		{"/model/a/api/chat", `{"error":"the model \"m\" does not exist"}`},
 		{"/api/chat", `{"error":"the model \"m\" does not exist"}`},
 	}
 	for _, tt := range tests {

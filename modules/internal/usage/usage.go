@@ -108,6 +108,7 @@ func (r *Reader) Tokens() Tokens {
 		r.read(r.kept)
 	}
 	r.kept = nil
+	r.tokens.Cached = min(r.tokens.Cached, r.tokens.Prompt)
 	return r.tokens
 }
 
