@@ -53,12 +53,16 @@ func (s *state) Destruct() error {
 func (s *state) begin(a *App) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if len(s.apps) == 0 {
+		countChanges(nil, tablesOf(a))
+	}
 	s.apps = append(s.apps, a)
 	s.configure(a)
 }
 
 // end forgets a. If it was the last to begin, because its configuration
-// failed to start, the bounds of the one before hold again.
+// failed to start, the bounds of the one before hold again. Else what came
+// after it has taken its place.
 func (s *state) end(a *App) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -67,9 +71,48 @@ func (s *state) end(a *App) {
 		return
 	}
 	s.apps = slices.Delete(s.apps, i, i+1)
-	if i > 0 && i == len(s.apps) {
+	switch {
+	case len(s.apps) == 0:
+	case i == len(s.apps):
 		s.configure(s.apps[i-1])
+	default:
+		countChanges(tablesOf(a), tablesOf(s.apps[i]))
+		forgetTargets(s.tables())
 	}
+}
+
+// countChanges records which endpoints one configuration has and another had.
+func countChanges(before, after []*catalog.Table) {
+	had, has := endpointsOf(before), endpointsOf(after)
+	for m, ids := range has {
+		m.Endpoints(missing(ids, had[m]), missing(had[m], ids))
+	}
+}
+
+// endpointsOf returns the IDs of the endpoints of each model.
+func endpointsOf(tables []*catalog.Table) map[*metrics.Model]map[string]bool {
+	of := make(map[*metrics.Model]map[string]bool)
+	for _, t := range tables {
+		for _, m := range t.Models() {
+			if of[m.Metrics] == nil {
+				of[m.Metrics] = make(map[string]bool)
+			}
+			for i := range m.Snapshot.Len() {
+				of[m.Metrics][m.Snapshot.At(i).ID] = true
+			}
+		}
+	}
+	return of
+}
+
+// missing returns how many of ids are not among others.
+func missing(ids, others map[string]bool) (n int) {
+	for id := range ids {
+		if !others[id] {
+			n++
+		}
+	}
+	return n
 }
 
 func (s *state) configure(a *App) {
@@ -94,7 +137,10 @@ func (s *state) sweep(ctx context.Context) {
 			ticker.Reset(every)
 		case <-ticker.C:
 			s.ledger.Sweep()
-			if tables := s.tables(); !slices.Equal(tables, last) {
+			s.mu.Lock()
+			tables := s.tables()
+			s.mu.Unlock()
+			if !slices.Equal(tables, last) {
 				last = tables
 				forgetTargets(tables)
 			}
@@ -102,15 +148,17 @@ func (s *state) sweep(ctx context.Context) {
 	}
 }
 
-// tables returns what the running configurations know, one table each.
-func (s *state) tables() []*catalog.Table {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var tables []*catalog.Table
+// tables returns what the running configurations know. The caller holds mu.
+func (s *state) tables() (tables []*catalog.Table) {
 	for _, a := range s.apps {
-		for _, c := range a.catalogs {
-			tables = append(tables, c.Table())
-		}
+		tables = append(tables, tablesOf(a)...)
+	}
+	return tables
+}
+
+func tablesOf(a *App) (tables []*catalog.Table) {
+	for _, c := range a.catalogs {
+		tables = append(tables, c.Table())
 	}
 	return tables
 }
@@ -176,7 +224,10 @@ func (c endpointCollector) Collect(ch chan<- prometheus.Metric) {
 		inflight[pair{model, target}] += e.Inflight()
 		return true
 	}
-	for _, t := range s.tables() {
+	s.mu.Lock()
+	tables := s.tables()
+	s.mu.Unlock()
+	for _, t := range tables {
 		for _, m := range t.Models() {
 			count[m.Name] += 0 // a model without endpoints counts as well
 			for i := range m.Snapshot.Len() {

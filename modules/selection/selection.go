@@ -36,12 +36,14 @@ func init() {
 // The policy respects the proxy's health checks. It never refuses a request:
 // a body larger than the app's max_body streams on without a key.
 type Selection struct {
-	// The strategy. Default: that of the `flexinfer` app.
+	// The strategy. Default: that of the call's model, if the `flexinfer`
+	// handler found one, else that of the `flexinfer` app.
 	StrategyRaw json.RawMessage `json:"strategy,omitempty" caddy:"namespace=flexinfer.strategies inline_key=strategy"`
 
 	app          *app.App
 	strategy     routing.Strategy
 	strategyName string
+	inherits     bool // the strategy is nobody's choice
 	ledger       *ledger.Ledger
 	pool         atomic.Pointer[pool]
 }
@@ -67,7 +69,7 @@ func (s *Selection) Provision(ctx caddy.Context) (err error) {
 	if s.strategy, s.strategyName, err = s.app.LoadStrategy(ctx, s, "StrategyRaw", s.StrategyRaw); err != nil {
 		return err
 	}
-	if s.strategy == nil {
+	if s.inherits = s.strategy == nil; s.inherits {
 		s.strategy, s.strategyName = s.app.Strategy()
 	}
 	return nil
@@ -113,7 +115,11 @@ func (s *Selection) Select(upstreams reverseproxy.UpstreamPool, r *http.Request,
 		p = newPool(s.ledger, upstreams)
 		s.pool.Store(p)
 	}
-	lease := c.NextOf(p.snapshot, s.strategy, s.strategyName, func(id string) bool {
+	strategy, name := s.strategy, s.strategyName
+	if m := c.Model(); m != nil && s.inherits {
+		strategy, name = m.Strategy, m.StrategyName
+	}
+	lease := c.NextOf(p.snapshot, strategy, name, func(id string) bool {
 		return !upstreams[p.index[id]].Available()
 	})
 	if lease == nil {

@@ -2,6 +2,7 @@ package transport
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"io"
 	"net/http"
@@ -74,7 +75,7 @@ func (b *watchedBody) end(err error) {
 	}
 	b.done = true
 	whole := errors.Is(err, io.EOF)
-	b.answer.Broken = err != nil && !whole
+	b.answer.Broken = err != nil && !whole && !errors.Is(err, context.Canceled) // which is the client's doing
 	if b.usage != nil && whole {
 		b.answer.Usage = b.usage.Tokens()
 		if b.call.Completion() {

@@ -197,6 +197,9 @@ func (c *Call) bodyModel(r *http.Request) (name string, _ *refusal.Refusal) {
 // checkPath refuses a path that means another one to whoever cleans it: what
 // the gateway judged must be what the upstream serves.
 func checkPath(path string) *refusal.Refusal {
+	if !strings.HasPrefix(path, "/") {
+		return refusal.BadRequest("invalid_path", "the path does not start with a slash")
+	}
 	if !strings.Contains(path, "/.") && !strings.ContainsAny(path, "\\\x00") {
 		return nil
 	}
