@@ -32,14 +32,14 @@ func (*RoundRobin) Pick(req *routing.Request, s *routing.Snapshot) routing.Decis
 	if n == 0 {
 		return routing.Decision{}
 	}
-	i := s.InTurn(s.Turn())
-	// An endpoint that was tried leaves its turn to the one whose turn is
-	// next, not to its neighbour, which would then carry a double load.
+	i := s.InTurn(turn(req, s))
+	// An endpoint that was tried leaves its turn to any of the others, not to
+	// its neighbour, which would then carry a double load.
 	for range len(req.Tried) {
 		if s.Usable(req, i) {
 			break
 		}
-		i = s.InTurn(s.Turn())
+		i = s.InTurn(turn(req, s))
 	}
 	for range n {
 		if s.Usable(req, i) {

@@ -46,6 +46,15 @@ func mix(a, b uint64) uint64 {
 	return x ^ x>>31
 }
 
+// turn returns whose turn it is. A repeated attempt draws a lot instead: if it
+// took a turn, every other call would begin with an endpoint that is dead.
+func turn(req *routing.Request, s *routing.Snapshot) uint64 {
+	if len(req.Tried) > 0 {
+		return source(nil).uint64()
+	}
+	return s.Turn()
+}
+
 // leastLoaded takes the usable endpoint with the fewest calls in flight, ties
 // in turn. It returns nil if none is usable.
 func leastLoaded(req *routing.Request, s *routing.Snapshot) *routing.Lease {
@@ -53,7 +62,7 @@ func leastLoaded(req *routing.Request, s *routing.Snapshot) *routing.Lease {
 	if n == 0 {
 		return nil
 	}
-	start := int(s.Turn() % uint64(n))
+	start := int(turn(req, s) % uint64(n))
 	for range attempts {
 		i, load := lightest(req, s, start)
 		if i < 0 {

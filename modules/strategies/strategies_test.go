@@ -327,3 +327,28 @@ func TestDryRun(t *testing.T) {
 		}
 	}
 }
+
+// A dead endpoint gets its share of first attempts and no more: what is
+// repeated takes no turn.
+func TestRetriesTakeNoTurn(t *testing.T) {
+	for _, st := range []routing.Strategy{new(RoundRobin), new(LeastLoaded)} {
+		s := routing.NewSnapshot("m", routing.Spec{Scheme: "http", Address: "dead:1"}, routing.Spec{Scheme: "http", Address: "live:1"})
+		dead := 0
+		for range 40 {
+			d := st.Pick(&routing.Request{Keys: routing.FixedKeys{}}, s)
+			d.Lease.Release()
+			if d.Lease.Endpoint().Address != "dead:1" {
+				continue
+			}
+			dead++
+			again := st.Pick(&routing.Request{Keys: routing.FixedKeys{}, Tried: []string{d.Lease.Endpoint().ID}}, s)
+			again.Lease.Release()
+			if again.Lease.Endpoint().Address != "live:1" {
+				t.Errorf("%T: repeated at %s", st, again.Lease.Endpoint().Address)
+			}
+		}
+		if dead != 20 {
+			t.Errorf("%T: %d of 40 calls began at the dead endpoint, want 20", st, dead)
+		}
+	}
+}

@@ -44,11 +44,8 @@ type options struct {
 
 func main() {
 	if len(os.Args) == 2 && os.Args[1] == backendArg {
-		if err := serveBackend(); err != nil {
-			fmt.Fprintln(os.Stderr, "backend:", err)
-			os.Exit(1)
-		}
-		return
+		fmt.Fprintln(os.Stderr, "backend:", serveBackend())
+		os.Exit(1)
 	}
 	opts, err := parseFlags(os.Args[1:])
 	if errors.Is(err, flag.ErrHelp) {
@@ -68,8 +65,8 @@ func main() {
 func parseFlags(args []string) (*options, error) {
 	o := new(options)
 	f := flag.NewFlagSet("bench", flag.ContinueOnError)
-	f.IntVar(&o.rounds, "rounds", 5, "rounds per proxy and case")
-	f.DurationVar(&o.duration, "duration", 1300*time.Millisecond, "length of a round")
+	f.IntVar(&o.rounds, "rounds", 9, "rounds per proxy and case")
+	f.DurationVar(&o.duration, "duration", 700*time.Millisecond, "length of a round")
 	f.IntVar(&o.requests, "requests", 0, "end a round after this many requests, if that is sooner (0: the duration alone)")
 	sizes := f.String("sizes", "2k,100k", "sizes of chat bodies in bytes; k stands for 1024")
 	endpoints := f.String("endpoints", "3,1000", "numbers of endpoints behind each proxy")
@@ -80,7 +77,7 @@ func parseFlags(args []string) (*options, error) {
 	f.StringVar(&o.stock, "caddy", "", "a stock Caddy built already (default: build the version of go.mod)")
 	f.BoolVar(&o.asJSON, "json", false, "print the results as JSON")
 	f.BoolVar(&o.strict, "strict", false, "exit with status 1 if a target is missed")
-	f.StringVar(&o.cpuProfile, "cpuprofile", "", "write CPU profiles of the gateway, one per case, taken in a round of their own")
+	f.StringVar(&o.cpuProfile, "cpuprofile", "", "write CPU profiles of the gateway, and beside them of stock Caddy (for pprof -diff_base), taken in rounds of their own")
 	if err := f.Parse(args); err != nil {
 		return nil, err
 	}
@@ -141,7 +138,7 @@ func run(ctx context.Context, o *options) error {
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(dir)
+	defer func() { _ = os.RemoveAll(dir) }()
 
 	candidates, err := prepare(ctx, o, root, dir)
 	if err != nil {
@@ -240,10 +237,10 @@ func runSize(ctx context.Context, o *options, candidates []*candidate, dir strin
 	progress("")
 
 	for _, e := range entrants {
-		if o.cpuProfile == "" || e.candidate.name != nameGateway {
+		if o.cpuProfile == "" || e.candidate.name != nameGateway && e.candidate.name != nameStock {
 			continue
 		}
-		path := profilePath(o, size, e.endpoints)
+		path := profilePath(o, e.candidate.name, size, e.endpoints)
 		if err := e.profile(path, chats, o.concurrency); err != nil {
 			return nil, fmt.Errorf("profile: %w", err)
 		}
@@ -252,14 +249,18 @@ func runSize(ctx context.Context, o *options, candidates []*candidate, dir strin
 	return cases, nil
 }
 
-// profilePath returns the file that -cpuprofile names, or with several cases
-// one beside it.
-func profilePath(o *options, size, endpoints int) string {
-	if len(o.sizes) == 1 && len(o.endpoints) == 1 {
-		return o.cpuProfile
-	}
+// profilePath returns the file that -cpuprofile names, or one beside it for
+// stock Caddy and for each of several cases.
+func profilePath(o *options, proxy string, size, endpoints int) string {
 	ext := filepath.Ext(o.cpuProfile)
-	return fmt.Sprintf("%s-%s-%d%s", strings.TrimSuffix(o.cpuProfile, ext), strings.ReplaceAll(sizeName(size), " ", ""), endpoints, ext)
+	path := strings.TrimSuffix(o.cpuProfile, ext)
+	if len(o.sizes) > 1 || len(o.endpoints) > 1 {
+		path += fmt.Sprintf("-%s-%d", strings.ReplaceAll(sizeName(size), " ", ""), endpoints)
+	}
+	if proxy != nameGateway {
+		path += "-" + proxy
+	}
+	return path + ext
 }
 
 // moduleRoot returns the directory of the gateway's module, which is the

@@ -115,21 +115,25 @@ func TestB4_LargeBodiesPassWholeOrAreRefused(t *testing.T) {
 	g.WaitIdle(t)
 }
 
-// A length that is too large is refused before the body is there. Go's server
-// reads off up to 256 KiB before it sends the answer, so that much is sent.
-func TestB4_RefusalDoesNotNeedTheWholeBody(t *testing.T) {
+// A length that is too large is refused before the body is there, and a client
+// that sends first and reads then gets to see why.
+func TestB4_RefusalDoesNotWaitForTheBody(t *testing.T) {
 	t.Parallel()
 	up := harness.NewUpstream(t, nil)
 	g := harness.Start(t, harness.Config{Flexinfer: model("m", to(up)) + "max_body 1KiB"})
-	conn := g.Dial(t)
-	conn.Send(t, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000000\r\n\r\n")
-	conn.Send(t, strings.Repeat(" ", 256<<10+1))
-	res := conn.Response(t)
-	if res.Status != http.StatusRequestEntityTooLarge {
-		t.Fatalf("the answer is %s", res)
-	}
-	if e := res.Refusal(t); !strings.Contains(e.Error.Message, "1024") {
-		t.Errorf("the refusal does not name the limit: %s", res)
+	for _, length := range []int{1025, 100_000, 10_000_000} {
+		for _, sent := range []int{0, length / 2, length} {
+			conn := g.Dial(t)
+			conn.Send(t, fmt.Sprintf("POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n", length))
+			conn.Send(t, strings.Repeat(" ", sent))
+			res := conn.Response(t)
+			if res.Status != http.StatusRequestEntityTooLarge {
+				t.Fatalf("%d of %d bytes: %s", sent, length, res)
+			}
+			if e := res.Refusal(t); !strings.Contains(e.Error.Message, "1024") {
+				t.Errorf("the refusal does not name the limit: %s", res)
+			}
+		}
 	}
 	if up.Connections() != 0 {
 		t.Error("the upstream was dialled")
@@ -206,8 +210,11 @@ func TestB8_LegalPromptShapes(t *testing.T) {
 			seen := make(map[string]bool)
 			for i := range 45 {
 				body := fmt.Sprintf(tt.body, i)
-				first := ""
-				for range 10 {
+				first, times := "", 2
+				if i < 5 {
+					times = 10
+				}
+				for range times {
 					res := g.Post(t, tt.path, body)
 					if res.Status != http.StatusOK {
 						t.Fatalf("%s: %s", body, res)

@@ -128,6 +128,7 @@ func TestPiecesAlone(t *testing.T) {
 		{"dynamic without a handler", model("m", to(ups...), "routing session-affinity"), "reverse_proxy {\n\tdynamic flexinfer\n\tlb_policy flexinfer\n\ttransport flexinfer\n}", true},
 		{"call and strategy", model("m", to(ups...)), "route {\n\tflexinfer_call session-affinity\n\treverse_proxy {\n\t\tdynamic flexinfer\n\t\tlb_policy flexinfer\n\t\ttransport flexinfer\n\t}\n}", true},
 		{"call without a strategy", model("m", to(ups...), "routing prefix"), "route {\n\tflexinfer_call\n\treverse_proxy {\n\t\tdynamic flexinfer\n\t\tlb_policy flexinfer\n\t\ttransport flexinfer\n\t}\n}", true},
+		{"call and strategy before a static pool", model("m", to(ups...)), "route {\n\tflexinfer_call session-affinity\n\treverse_proxy " + static + " {\n\t\tlb_policy flexinfer\n\t}\n}", true},
 		{"call before a static pool", model("m", to(ups...), "routing session-affinity"), "route {\n\tflexinfer_call\n\treverse_proxy " + static + " {\n\t\tlb_policy flexinfer\n\t}\n}", true},
 		{"dynamic with Caddy's transport", model("m", to(ups...), "routing session-affinity"), "route {\n\tflexinfer_call\n\treverse_proxy {\n\t\tdynamic flexinfer\n\t\tlb_policy flexinfer\n\t}\n}", true},
 		{"directive with a strategy", model("m", to(ups...)), "flexinfer {\n\trouting session-affinity\n}", true},

@@ -165,6 +165,8 @@ func TestR6_LastEndpointLeavesAndAnotherComes(t *testing.T) {
 					for _, u := range on {
 						want = append(want, u.Addr)
 					}
+					slices.Sort(have)
+					slices.Sort(want)
 					return slices.Equal(have, want)
 				})
 			}
@@ -191,11 +193,16 @@ func TestR6_LastEndpointLeavesAndAnotherComes(t *testing.T) {
 			known(upB)
 			served(upB)
 			a.list("m", "n")
+			known(upA, upB)
 			b.list("n")
 			known(upA)
 			served(upA)
-			if m := g.Metrics(t); m.Value("flexinfer_proxy_requests_total", "status", "upstream_error") != 0 {
+			m := g.Metrics(t)
+			if m.Value("flexinfer_proxy_requests_total", "status", "upstream_error") != 0 {
 				t.Error("some calls failed upstream")
+			}
+			if got := m.Value("flexinfer_proxy_endpoint_count", "model", "m"); got != 1 {
+				t.Errorf("endpoint_count is %v", got)
 			}
 			g.WaitIdle(t)
 		})
@@ -243,5 +250,37 @@ func TestBadListsChangeNothing(t *testing.T) {
 	})
 	if got := harness.Decode[modelList](t, g.Get(t, "/v1/models").Body).ids(); !slices.Equal(got, []string{"m", "n"}) {
 		t.Errorf("/v1/models lists %q", got)
+	}
+}
+
+// Endpoints that come to a model and go from it while a configuration runs are
+// counted.
+func TestEndpointChangesAreCounted(t *testing.T) {
+	t.Parallel()
+	var a, b listing
+	a.list("m")
+	b.list()
+	g := startPolling(t, "round_robin", harness.NewUpstream(t, a.answer), harness.NewUpstream(t, b.answer))
+	count := func(want float64) {
+		t.Helper()
+		harness.Eventually(t, harness.Patience, "the endpoint count follows", func() bool {
+			return g.Metrics(t).Value("flexinfer_proxy_endpoint_count", "model", "m") == want
+		})
+	}
+	changes := func() (added, removed float64) {
+		m := g.Metrics(t)
+		const name = "flexinfer_proxy_endpoint_changes_total"
+		return m.Value(name, "model", "m", "change_type", "added"), m.Value(name, "model", "m", "change_type", "removed")
+	}
+	count(1)
+	added, removed := changes()
+	for range 3 {
+		b.list("m")
+		count(2)
+		b.list()
+		count(1)
+	}
+	if a, r := changes(); a-added != 3 || r-removed != 3 {
+		t.Errorf("of 3 endpoints that came and went %v were added and %v removed", a-added, r-removed)
 	}
 }

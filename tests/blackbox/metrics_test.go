@@ -223,12 +223,13 @@ func TestKeyCardinality(t *testing.T) {
 	check(4096, 1)
 }
 
-// The series of an endpoint, and those of a model, go with it. All others
-// stay, and never go back.
+// The series of an endpoint, and those of a model, go with it, at the next turn
+// of the ledger at the latest. All others stay, and never go back.
 func TestSeriesOfWhatIsGoneGo(t *testing.T) {
 	t.Parallel()
+	const ledger = "ledger {\n\tbucket 100ms\n}\n"
 	a, b := harness.NewUpstream(t, nil), harness.NewUpstream(t, nil)
-	both := harness.Config{Flexinfer: model("m", to(a, b)) + model("gone", to(a))}
+	both := harness.Config{Flexinfer: ledger + model("m", to(a, b)) + model("gone", to(a))}
 	g := harness.Start(t, both)
 	for range 10 {
 		g.Post(t, "/v1/completions", bare("m"))
@@ -240,16 +241,24 @@ func TestSeriesOfWhatIsGoneGo(t *testing.T) {
 			t.Errorf("%s of %s is not there", name, b.Addr)
 		}
 	}
-	g.Reload(t, harness.Config{Flexinfer: model("m", to(a))})
+	g.Reload(t, harness.Config{Flexinfer: ledger + model("m", to(a))})
 	g.Post(t, "/v1/completions", bare("m"))
-	after := g.Metrics(t)
-	for name := range after {
-		for _, s := range after.Series(name) {
-			if s.Labels["target"] == b.Addr || s.Labels["model"] == "gone" {
-				t.Errorf("%s is still there", s)
+	var left []string
+	if !harness.Within(harness.Patience, func() bool {
+		left = nil
+		m := g.Metrics(t)
+		for name := range m {
+			for _, s := range m.Series(name) {
+				if s.Labels["target"] == b.Addr || s.Labels["model"] == "gone" {
+					left = append(left, s.String())
+				}
 			}
 		}
+		return len(left) == 0
+	}) {
+		t.Errorf("still there: %v", left)
 	}
+	after := g.Metrics(t)
 	if got, want := after.Value("flexinfer_proxy_routing_target_hits_total", "target", a.Addr, "model", "m"), 6.0; got != want {
 		t.Errorf("target_hits_total of the endpoint that stays is %v, want %v", got, want)
 	}
@@ -259,16 +268,21 @@ func TestSeriesOfWhatIsGoneGo(t *testing.T) {
 	if got := after.Value("flexinfer_proxy_endpoint_count", "model", "m"); got != 1 {
 		t.Errorf("endpoint_count is %v", got)
 	}
-	if got := after.Value("flexinfer_proxy_endpoint_changes_total", "model", "m", "change_type", "removed"); got != 1 {
-		t.Errorf("endpoint_changes_total{change_type=removed} is %v", got)
+	changes := func(added, removed float64) {
+		t.Helper()
+		harness.Eventually(t, harness.Patience, fmt.Sprintf("%v endpoints were added and %v removed", added, removed), func() bool {
+			m := g.Metrics(t)
+			const name = "flexinfer_proxy_endpoint_changes_total"
+			return m.Value(name, "model", "m", "change_type", "added") == added && m.Value(name, "model", "m", "change_type", "removed") == removed
+		})
 	}
+	changes(2, 1)
 	for range 3 { // that change nothing
-		g.Reload(t, harness.Config{Flexinfer: model("m", to(a))})
+		g.Reload(t, harness.Config{Flexinfer: ledger + model("m", to(a))})
 	}
-	if got := g.Metrics(t).Value("flexinfer_proxy_endpoint_changes_total", "model", "m", "change_type", "added"); got != 2 {
-		t.Errorf("after reloads that change nothing endpoint_changes_total{change_type=added} is %v", got)
-	}
+	changes(2, 1)
 	g.Reload(t, both)
+	changes(3, 1)
 	if got := g.Metrics(t).Value("flexinfer_proxy_endpoint_count", "model", "m"); got != 2 {
 		t.Errorf("with the endpoint back endpoint_count is %v", got)
 	}

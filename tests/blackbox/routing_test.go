@@ -53,8 +53,9 @@ func moved(before, after []string, changed ...*harness.Upstream) (all, needless 
 
 func TestR1_SessionsStayWhenUpstreamsChange(t *testing.T) {
 	t.Parallel()
-	const sessions, n = 2000, 10
-	for _, routing := range []string{"session-affinity", "prefix"} {
+	const n = 10
+	// Both share the ring; the second one need not be looked at as closely.
+	for routing, sessions := range map[string]int{"session-affinity": 2000, "prefix": 400} {
 		t.Run(routing, func(t *testing.T) {
 			t.Parallel()
 			ups := harness.NewUpstreams(t, n+2, nil)
@@ -64,18 +65,11 @@ func TestR1_SessionsStayWhenUpstreamsChange(t *testing.T) {
 				return harness.Config{Flexinfer: model("m", to(us...), "routing "+routing)}
 			}
 			g := harness.Start(t, over(ups))
-			// More of them here: chance alone takes 2000 some way off even.
-			first := place(t, g, 3*sessions)
-			spread := make(map[string]int)
-			for _, target := range first {
-				spread[target]++
+			first := place(t, g, sessions)
+			if routing == "session-affinity" {
+				// More of them: chance alone takes 2000 some way off even.
+				checkSpread(t, ups, place(t, g, 3*sessions))
 			}
-			for _, u := range ups {
-				if got := spread[u.Addr]; got < len(first)/n*3/4 || got > len(first)/n*5/4 {
-					t.Errorf("an upstream has %d of %d sessions, which is not within 25 %% of even", got, len(first))
-				}
-			}
-			first = first[:sessions]
 
 			// Neither another gateway nor another order moves any.
 			shuffled := slices.Clone(ups)
@@ -102,7 +96,7 @@ func TestR1_SessionsStayWhenUpstreamsChange(t *testing.T) {
 			for _, step := range steps {
 				g.Reload(t, over(step.us))
 				all, needless := moved(first, place(t, g, sessions), step.changed...)
-				if most := int((step.share + 0.1) * sessions); all > most {
+				if most := int((step.share + 0.1) * float64(sessions)); all > most {
 					t.Errorf("%s: %d of %d sessions moved, want at most %d", step.name, all, sessions, most)
 				}
 				if needless > sessions/100 {
@@ -114,6 +108,21 @@ func TestR1_SessionsStayWhenUpstreamsChange(t *testing.T) {
 				t.Errorf("with the upstreams as before %d sessions are elsewhere", all)
 			}
 		})
+	}
+}
+
+// checkSpread checks that each upstream has its share within 25 %.
+func checkSpread(t *testing.T, ups []*harness.Upstream, targets []string) {
+	t.Helper()
+	spread := make(map[string]int)
+	for _, target := range targets {
+		spread[target]++
+	}
+	even := len(targets) / len(ups)
+	for _, u := range ups {
+		if got := spread[u.Addr]; got < even*3/4 || got > even*5/4 {
+			t.Errorf("an upstream has %d of %d sessions, even would be %d", got, len(targets), even)
+		}
 	}
 }
 
@@ -138,7 +147,7 @@ func TestR2_KeylessCallsSpread(t *testing.T) {
 		{"64 KB", `{"model":"m","session_id":"` + huge + `"}`, nil, true},
 		{"twice", bare("m"), []string{"X-Session-ID", "a", "X-Session-ID", "b"}, true},
 	}
-	for _, routing := range []string{"session-affinity", "prefix"} {
+	for routing, requests := range map[string]int{"session-affinity": 400, "prefix": 160} {
 		t.Run(routing, func(t *testing.T) {
 			t.Parallel()
 			ups := harness.NewUpstreams(t, 4, nil)
@@ -147,7 +156,7 @@ func TestR2_KeylessCallsSpread(t *testing.T) {
 				for _, u := range ups {
 					u.Forget()
 				}
-				inParallel(t, 4, 400, func(ctx context.Context, _ int) error {
+				inParallel(t, 4, requests, func(ctx context.Context, _ int) error {
 					res, err := g.Try(ctx, http.MethodPost, "/v1/completions", tt.body, tt.headers...)
 					if err == nil && res.Status != http.StatusOK {
 						err = fmt.Errorf("%s: %s", tt.name, res)
@@ -155,8 +164,8 @@ func TestR2_KeylessCallsSpread(t *testing.T) {
 					return err
 				})
 				got := served(ups)
-				if most := slices.Max(got); !tt.keyed && (most > 150 || slices.Min(got) < 50) {
-					t.Errorf("%s: 400 requests went %v", tt.name, got)
+				if !tt.keyed && (slices.Max(got) > requests*3/8 || slices.Min(got) < requests/8) {
+					t.Errorf("%s: %d requests went %v", tt.name, requests, got)
 				}
 			}
 		})
@@ -167,7 +176,7 @@ func TestR2_KeylessCallsSpread(t *testing.T) {
 func TestR3_HotPrefixStaysWithinTheBound(t *testing.T) {
 	t.Parallel()
 	tests := []struct{ upstreams, concurrency, requests int }{
-		{3, 10, 300}, {3, 60, 1500}, {200, 100, 2000}, {200, 400, 4000},
+		{3, 10, 300}, {3, 60, 900}, {200, 100, 1000}, {200, 400, 2400},
 	}
 	for _, tt := range tests {
 		t.Run(fmt.Sprintf("%d upstreams, %d at once", tt.upstreams, tt.concurrency), func(t *testing.T) {

@@ -281,8 +281,9 @@ func TestClientGoneClosesTheUpstreamRequest(t *testing.T) {
 		}
 		g.WaitIdle(t)
 	}
-	if n := g.Metrics(t).Value("flexinfer_proxy_requests_total", "model", "m", "status", "client_closed"); n != float64(len(phases)) {
-		t.Errorf("requests_total{status=client_closed} is %v, want %d", n, len(phases))
+	m := g.Metrics(t)
+	if n := m.Value("flexinfer_proxy_requests_total", "model", "m", "status", "client_closed"); n != float64(len(phases)) {
+		t.Errorf("%v of %d requests count as client_closed: %v", n, len(phases), m.Series("flexinfer_proxy_requests_total", "model", "m"))
 	}
 	if n := up.Served(); n != len(phases) {
 		t.Errorf("the upstream got %d requests", n)
