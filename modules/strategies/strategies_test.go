@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/ledger"
@@ -90,25 +91,32 @@ func TestInTurn(t *testing.T) {
 		{&RoundRobin{}, "", []int{2, 1}, nil, 6, "abaaba"},
 		{&RoundRobin{}, "", []int{3, 1}, nil, 8, "aabaaaba"},
 		{&RoundRobin{}, "", []int{100, 50}, nil, 6, "abaaba"},
-		{&RoundRobin{}, "", even(3), []string{"b"}, 6, "acacac"},
-		{&RoundRobin{}, "", even(3), []string{"a", "c"}, 3, "bbb"},
-		{&RoundRobin{}, "", even(2), []string{"b", "a"}, 2, "--"},
+		{&RoundRobin{}, "", even(3), []string{"b"}, 6, "ac"},
+		{&RoundRobin{}, "", even(3), []string{"a", "c"}, 3, "b"},
+		{&RoundRobin{}, "", even(2), []string{"b", "a"}, 2, "-"},
 		{&RoundRobin{}, "", nil, nil, 1, "-"},
 		{&RoundRobin{}, "", even(1), nil, 2, "aa"},
 		{&Default{}, "s", even(3), nil, 3, "sss"},
 		{&Default{}, "", even(3), nil, 4, "abca"},
-		{&Default{}, "s", even(3), []string{"s"}, 4, "abca"},
+		{&Default{}, "s", even(3), []string{"s"}, 4, "abc"},
 		{&Default{}, "s", nil, nil, 1, "s"},
 		{&Default{}, "", nil, nil, 1, "-"},
 		{&LeastLoaded{}, "", even(3), nil, 7, "abcabca"}, // R5: idle ones in turn
-		{&LeastLoaded{}, "s", even(3), []string{"b"}, 4, "acca"},
+		{&LeastLoaded{}, "s", even(3), []string{"b"}, 4, "ac"},
 		{&LeastLoaded{}, "", even(2), []string{"b", "a"}, 1, "-"},
 		{&LeastLoaded{}, "", nil, nil, 1, "-"},
 	}
 	for _, tt := range tests {
 		t.Run(fmt.Sprintf("%T %s%v %v", tt.strategy, tt.service, tt.weights, tt.tried), func(t *testing.T) {
 			f := newFixture(tt.service, tt.weights)
-			if got := picks(tt.strategy, f, tt.n, request(tt.tried...)); got != tt.want {
+			got := picks(tt.strategy, f, tt.n, request(tt.tried...))
+			if tt.tried != nil { // drawn by lot among the others
+				if len(got) != tt.n || strings.Trim(got, tt.want) != "" {
+					t.Errorf("picks %s, want %d of %s", got, tt.n, tt.want)
+				}
+				return
+			}
+			if got != tt.want {
 				t.Errorf("picks %s, want %s", got, tt.want)
 			}
 		})
