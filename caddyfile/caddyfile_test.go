@@ -161,7 +161,7 @@ func FuzzAdapt(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, caddyfile string) {
 		if strings.Contains(caddyfile, "import") || strings.Contains(caddyfile, "{$") || strings.Contains(caddyfile, "{file") {
-			t.Skip("reads files or the environment")
+			return // reads files or the environment
 		}
 		adapted, _, err := adapt(caddyfile)
 		if err != nil {

@@ -30,7 +30,7 @@ func TestCommands(t *testing.T) {
 		ln, err := net.Listen("tcp", "127.0.0.1:"+port)
 		if err != nil {
 			if os.Getenv("CI") == "" {
-				t.Skipf("port %s, which the quickstart needs, is in use", port)
+				t.Fatalf("port %s, which the quickstart needs, is in use", port)
 			}
 			t.Fatalf("the quickstart needs port %s: %v", port, err)
 		}

@@ -34,11 +34,12 @@ func (s *keySet) add(hash uint64) {
 			return
 		}
 		if slot.CompareAndSwap(0, hash) {
-			switch n := s.n.Add(1); {
-			case n < maxKeys:
-				s.count.Set(float64(n))
-			case n == maxKeys:
-				s.count.Set(maxKeys)
+			// Increments, since what is set could overtake what is more.
+			n := s.n.Add(1)
+			if n <= maxKeys {
+				s.count.Inc()
+			}
+			if n == maxKeys {
 				s.overflow.Inc()
 			}
 			return
