@@ -137,7 +137,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 
 	c.AllowRoute(h.mayDebug(r))
 	err := next.ServeHTTP(rec, r)
-	returned = true
+	returned = err == nil || rec.status == 0 // else the answer is to be broken off
 	if err != nil {
 		return h.answerFor(rec, r, c, err)
 	}
