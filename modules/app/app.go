@@ -188,7 +188,7 @@ func (a *App) CatalogOf(ctx caddy.Context, module any, field string, s routing.S
 func (a *App) newCatalog(declared []catalog.Declaration, listing []routing.Source, s routing.Strategy, name string) *catalog.Catalog {
 	c := catalog.New(catalog.Config{
 		Ledger: a.state.ledger, Models: declared, Sources: listing,
-		Strategy: s, StrategyName: name, Logger: a.logger,
+		Strategy: s, StrategyName: name,
 	})
 	a.catalogs = append(a.catalogs, c)
 	return c

@@ -324,10 +324,7 @@ func (c *Call) modelName() string {
 }
 
 // Continues implements [routing.Keys].
-func (c *Call) Continues() bool {
-	d := c.document()
-	return d != nil && d.Continues()
-}
+func (c *Call) Continues() bool { return key.Continues(c.document()) }
 
 // document returns the scanned body, or nil if there is none any more.
 func (c *Call) document() *openai.Doc {

@@ -71,12 +71,9 @@ func (c *Call) Resolve(r *http.Request, cat *catalog.Catalog) error {
 		c.Rewind(r)
 		return nil
 	}
-	name, ref = c.bodyModel(r)
+	name, ref = c.contentModel(r)
 	if ref != nil {
 		return ref
-	}
-	if name == "" && c.length == 0 {
-		name = strings.TrimSpace(r.URL.Query().Get("model"))
 	}
 	if name == "" {
 		return refusal.NoModel()
@@ -110,10 +107,7 @@ func (c *Call) Named(r *http.Request, cat *catalog.Catalog) (string, error) {
 	if err := c.ReadWhole(r); err != nil {
 		return "", err
 	}
-	name, _ = c.bodyModel(r)
-	if name == "" && c.length == 0 {
-		name = strings.TrimSpace(r.URL.Query().Get("model"))
-	}
+	name, _ = c.contentModel(r)
 	return name, nil
 }
 
@@ -166,6 +160,15 @@ func headerModel(h http.Header) (string, *refusal.Refusal) {
 		}
 	}
 	return name, nil
+}
+
+// contentModel returns the model that the body names or, where there is none,
+// the query; or "".
+func (c *Call) contentModel(r *http.Request) (string, *refusal.Refusal) {
+	if c.length == 0 {
+		return strings.TrimSpace(r.URL.Query().Get("model")), nil
+	}
+	return c.bodyModel(r)
 }
 
 // bodyModel returns the model that the body names, or "".

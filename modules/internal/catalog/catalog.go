@@ -9,8 +9,6 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"go.uber.org/zap"
-
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/ledger"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/metrics"
 	"github.com/flexinfer/caddy-flexinfer/modules/routing"
@@ -64,8 +62,6 @@ type Config struct {
 	// Strategy is that of the sources' models.
 	Strategy     routing.Strategy
 	StrategyName string
-
-	Logger *zap.Logger
 }
 
 // A Catalog keeps a Table up to date.
