@@ -77,7 +77,6 @@ func (s *state) end(a *App) {
 		s.configure(s.apps[i-1])
 	default:
 		countChanges(tablesOf(a), tablesOf(s.apps[i]))
-		forgetTargets(s.tables())
 	}
 }
 
@@ -124,11 +123,10 @@ func (s *state) configure(a *App) {
 	s.sweeps <- s.ledger.Interval()
 }
 
-// sweep drops what is past its time, and the series of upstreams that went.
+// sweep drops what is past its time.
 func (s *state) sweep(ctx context.Context) {
 	ticker := time.NewTicker(s.ledger.Interval())
 	defer ticker.Stop()
-	var last []*catalog.Table
 	for {
 		select {
 		case <-ctx.Done():
@@ -137,13 +135,6 @@ func (s *state) sweep(ctx context.Context) {
 			ticker.Reset(every)
 		case <-ticker.C:
 			s.ledger.Sweep()
-			s.mu.Lock()
-			tables := s.tables()
-			s.mu.Unlock()
-			if !slices.Equal(tables, last) {
-				last = tables
-				forgetTargets(tables)
-			}
 		}
 	}
 }
@@ -161,26 +152,6 @@ func tablesOf(a *App) (tables []*catalog.Table) {
 		tables = append(tables, c.Table())
 	}
 	return tables
-}
-
-// forgetTargets drops the series of upstreams that no configuration knows.
-func forgetTargets(tables []*catalog.Table) {
-	known := make(map[*metrics.Model]map[string]struct{})
-	for _, t := range tables {
-		for _, m := range t.Models() {
-			targets := known[m.Metrics]
-			if targets == nil {
-				targets = map[string]struct{}{metrics.TargetService: {}}
-				known[m.Metrics] = targets
-			}
-			for i := range m.Snapshot.Len() {
-				targets[m.Snapshot.At(i).Target()] = struct{}{}
-			}
-		}
-	}
-	for m, targets := range known {
-		m.Retain(targets)
-	}
 }
 
 // warnPruned logs that the ledger dropped calls that nobody released. The

@@ -3,6 +3,7 @@ package blackbox
 import (
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"strings"
 	"testing"
 
@@ -34,7 +35,11 @@ func (c *conversation) say(role, content string) {
 func (c *conversation) turn(t *testing.T, g *harness.Gateway, model, question string) (*harness.Response, completion) {
 	t.Helper()
 	c.say("user", question)
-	res := g.Chat(t, `{"model":"`+model+`","messages":[`+strings.Join(c.messages, ",")+`]}`, harness.Debug...)
+	res, err := g.TryTwice(t.Context(), http.MethodPost, "/v1/chat/completions",
+		`{"model":"`+model+`","messages":[`+strings.Join(c.messages, ",")+`]}`, harness.Debug...)
+	if err != nil {
+		t.Fatal(err)
+	}
 	answer := harness.Decode[completion](t, res.Body)
 	if len(answer.Choices) != 1 {
 		t.Fatalf("a chat has no answer: %s", res)

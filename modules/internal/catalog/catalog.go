@@ -132,6 +132,7 @@ func (c *Catalog) Close() {
 		return
 	}
 	c.closed = true
+	c.table.Load().retire()
 	for _, m := range c.recorded {
 		m.Release()
 	}
@@ -187,7 +188,9 @@ func (c *Catalog) rebuild() {
 		}
 		c.add(t, prev, d, m.Endpoints)
 	}
+	t.admit()
 	c.table.Store(t)
+	prev.retire()
 
 	gone := make(map[string]struct{}, len(c.recorded))
 	for name := range c.recorded {

@@ -32,6 +32,28 @@ func (t *Table) Models() []*Model { return t.models }
 // then a name that does not resolve may still turn out to be one.
 func (t *Table) Settled() bool { return t.settled }
 
+// admit lets the metrics of t's models speak of the endpoints in t, until
+// retire.
+func (t *Table) admit() {
+	for _, m := range t.models {
+		for i := range m.Snapshot.Len() {
+			m.Metrics.Admit(m.Snapshot.At(i).Target())
+		}
+	}
+}
+
+// retire undoes admit. t may be nil.
+func (t *Table) retire() {
+	if t == nil {
+		return
+	}
+	for _, m := range t.models {
+		for i := range m.Snapshot.Len() {
+			m.Metrics.Retire(m.Snapshot.At(i).Target())
+		}
+	}
+}
+
 // LongestName splits rest, the part of a path after /model/, into the longest
 // known name that it begins with and what follows the name. Names may hold
 // slashes.

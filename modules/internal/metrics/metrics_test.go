@@ -40,6 +40,7 @@ func TestRelease(t *testing.T) {
 	if a != b {
 		t.Fatal("two recorders for one model")
 	}
+	a.Admit("t:1")
 	a.Strategy("prefix").Decided(routing.Key{Hash: 1, Source: routing.SourceCanonical}, false, "t:1")
 	series := func() int {
 		n := 0
@@ -61,6 +62,40 @@ func TestRelease(t *testing.T) {
 	b.Release()
 	if got := series(); got >= before {
 		t.Errorf("%d series after the last release, %d before", got, before)
+	}
+}
+
+// A target's hits go with the last table that has it. A request that still
+// picks it then brings no series back.
+func TestRetire(t *testing.T) {
+	m := Acquire("moving")
+	s := m.Strategy("prefix")
+	key := routing.Key{Hash: 1, Source: routing.SourceCanonical}
+	series := func() int { return testutil.CollectAndCount(targetHits) }
+	none := series()
+	m.Admit("t:1") // by one configuration …
+	m.Admit("t:1") // … and by the next
+	s.Decided(key, false, "t:1")
+	m.Retire("t:1")
+	s.Decided(key, false, "t:1")
+	if got := testutil.ToFloat64(targetHits.WithLabelValues("moving", "prefix", "t:1")); got != 2 {
+		t.Errorf("%v hits, want 2", got)
+	}
+	m.Retire("t:1")
+	s.Decided(key, false, "t:1")
+	if got := series(); got != none {
+		t.Errorf("%d series are left of a target that has gone", got-none)
+	}
+	m.Admit("t:1")
+	s.Decided(key, false, "t:1")
+	if got := testutil.ToFloat64(targetHits.WithLabelValues("moving", "prefix", "t:1")); got != 1 {
+		t.Errorf("%v hits of a target that came back, want 1", got)
+	}
+	m.Release()
+	s.Decided(key, true, "")
+	m.Strategy("other").Decided(key, true, "")
+	if got := series(); got != none {
+		t.Errorf("%d series are left of a model that has gone", got-none)
 	}
 }
 

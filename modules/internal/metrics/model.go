@@ -39,9 +39,11 @@ type Model struct {
 	name string
 	refs int // of models.m, under models.mu
 
-	// gone is set when the series go. What is left of the model's requests
-	// makes no new ones.
-	gone atomic.Bool
+	// mu is held to make and to delete series. What is left of the requests
+	// for a model or a target that has gone makes no new ones.
+	mu      sync.Mutex
+	gone    bool
+	targets map[string]int // how often each was admitted
 
 	requests          [numStatuses]prometheus.Counter
 	duration, ttft    prometheus.Observer
@@ -67,7 +69,7 @@ func Acquire(name string) *Model {
 	defer models.mu.Unlock()
 	m := models.m[name]
 	if m == nil {
-		m = &Model{name: name}
+		m = &Model{name: name, targets: make(map[string]int)}
 		for i := range m.requests {
 			m.requests[i] = requests.WithLabelValues(name, statusNames[i])
 		}
@@ -96,7 +98,9 @@ func (m *Model) Release() {
 	if m.refs--; m.refs > 0 {
 		return
 	}
-	m.gone.Store(true)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.gone = true
 	delete(models.m, m.name)
 	for _, vec := range perModel {
 		vec.DeletePartialMatch(prometheus.Labels{"model": m.name})
@@ -124,7 +128,9 @@ func (m *Model) FirstToken(took time.Duration) { m.ttft.Observe(took.Seconds()) 
 
 // Retried records that an attempt was repeated.
 func (m *Model) Retried(reason string) {
-	if !m.gone.Load() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.gone {
 		retries.WithLabelValues(m.name, reason).Inc()
 	}
 }
@@ -152,26 +158,36 @@ func (m *Model) Reserved() { m.reserved.Inc() }
 
 // Endpoints records how many of the model's endpoints came and went.
 func (m *Model) Endpoints(added, removed int) {
-	if m.gone.Load() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.gone {
 		return
 	}
 	endpointChanges.WithLabelValues(m.name, "added").Add(float64(added))
 	endpointChanges.WithLabelValues(m.name, "removed").Add(float64(removed))
 }
 
-// Retain drops the series of all targets but these.
-func (m *Model) Retain(targets map[string]struct{}) {
+// Admit says that an endpoint with this target serves the model. It is undone
+// by one Retire.
+func (m *Model) Admit(target string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.targets[target]++
+}
+
+// Retire undoes one Admit; the target's series go with the last.
+func (m *Model) Retire(target string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.targets[target]--; m.targets[target] > 0 {
+		return
+	}
+	delete(m.targets, target)
 	m.strategies.Range(func(_, s any) bool {
-		known := &s.(*Strategy).targets
-		known.Range(func(target, _ any) bool {
-			if _, ok := targets[target.(string)]; !ok {
-				known.Delete(target)
-				targetHits.DeletePartialMatch(prometheus.Labels{"model": m.name, "target": target.(string)})
-			}
-			return true
-		})
+		s.(*Strategy).targets.Delete(target)
 		return true
 	})
+	targetHits.DeletePartialMatch(prometheus.Labels{"model": m.name, "target": target})
 }
 
 // Strategy returns the recorder of the model's decisions under a strategy.
@@ -201,46 +217,75 @@ const (
 
 // Decided records one decision and the attempt that follows from it.
 func (s *Strategy) Decided(key routing.Key, service bool, target string) {
-	if s.model.gone.Load() {
-		return
-	}
-	i, outcome := 0, OutcomePod
+	i := 0
 	if service {
-		i, outcome, target = 1, OutcomeService, TargetService
+		i, target = 1, TargetService
 	}
-	slot := &s.decisions[key.Source][i]
-	c := slot.Load()
-	if c == nil {
-		made := decisions.WithLabelValues(s.model.name, s.name, key.Source.String(), outcome)
-		c = &made
-		slot.Store(c)
+	c := s.decisions[key.Source][i].Load()
+	t, ok := s.targets.Load(target)
+	if c == nil || !ok {
+		if c, t = s.make(key.Source, i, target); c == nil {
+			return
+		}
 	}
 	(*c).Inc()
-
-	t, ok := s.targets.Load(target)
-	if !ok {
-		t, _ = s.targets.LoadOrStore(target, targetHits.WithLabelValues(s.model.name, s.name, target))
+	if t != nil {
+		t.(prometheus.Counter).Inc()
 	}
-	t.(prometheus.Counter).Inc()
-
 	if key.Usable() {
 		s.seen(key)
 	}
+}
+
+// outcomes are those of a decision, by its place in Strategy.decisions.
+var outcomes = [2]string{OutcomePod, OutcomeService}
+
+// make returns the counter of decisions, nil if the model has gone, and that
+// of the target's hits, nil if the target has.
+func (s *Strategy) make(source routing.KeySource, outcome int, target string) (*prometheus.Counter, any) {
+	m := s.model
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.gone {
+		return nil, nil
+	}
+	slot := &s.decisions[source][outcome]
+	if slot.Load() == nil {
+		c := decisions.WithLabelValues(m.name, s.name, source.String(), outcomes[outcome])
+		slot.Store(&c)
+	}
+	if target != TargetService && m.targets[target] == 0 {
+		return slot.Load(), nil
+	}
+	t, _ := s.targets.LoadOrStore(target, targetHits.WithLabelValues(m.name, s.name, target))
+	return slot.Load(), t
 }
 
 // seen counts a key towards the cardinality of its source.
 func (s *Strategy) seen(key routing.Key) {
 	set := s.keys[key.Source].Load()
 	if set == nil {
-		source := key.Source.String()
-		made := &keySet{
-			count:    cardinality.WithLabelValues(s.model.name, s.name, source),
-			overflow: cardinalityOverflow.WithLabelValues(s.model.name, s.name, source),
+		if set = s.makeKeySet(key.Source); set == nil {
+			return
 		}
-		s.keys[key.Source].CompareAndSwap(nil, made)
-		set = s.keys[key.Source].Load()
 	}
 	set.add(key.Hash)
+}
+
+// makeKeySet returns the set of a source's keys, nil if the model has gone.
+func (s *Strategy) makeKeySet(of routing.KeySource) *keySet {
+	m := s.model
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if set := s.keys[of].Load(); set != nil || m.gone {
+		return set
+	}
+	set := &keySet{
+		count:    cardinality.WithLabelValues(m.name, s.name, of.String()),
+		overflow: cardinalityOverflow.WithLabelValues(m.name, s.name, of.String()),
+	}
+	s.keys[of].Store(set)
+	return set
 }
 
 // ReservationsExpired records n picks of a model that never became an attempt.
