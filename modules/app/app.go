@@ -99,7 +99,7 @@ func (a *App) Provision(ctx caddy.Context) error {
 
 // declare turns a model's configuration into what the catalog takes.
 func (a *App) declare(ctx caddy.Context, m *Model) (d catalog.Declaration, err error) {
-	d = catalog.Declaration{Name: m.Name, Aliases: m.Aliases, Adapters: m.Adapters}
+	d = catalog.Declaration{Name: m.Name, Aliases: m.Aliases, Adapters: m.Adapters, Policy: a.policyOf(m)}
 	if d.Strategy, d.StrategyName, err = a.LoadStrategy(ctx, m, "RoutingRaw", m.RoutingRaw); err != nil {
 		return d, err
 	}
@@ -188,7 +188,7 @@ func (a *App) CatalogOf(ctx caddy.Context, module any, field string, s routing.S
 func (a *App) newCatalog(declared []catalog.Declaration, listing []routing.Source, s routing.Strategy, name string) *catalog.Catalog {
 	c := catalog.New(catalog.Config{
 		Ledger: a.state.ledger, Models: declared, Sources: listing,
-		Strategy: s, StrategyName: name,
+		Strategy: s, StrategyName: name, Policy: a.policyOf(nil),
 	})
 	a.catalogs = append(a.catalogs, c)
 	return c
@@ -255,15 +255,11 @@ func (a *App) callSettings() *call.Settings {
 	set := &call.Settings{
 		MaxBody:  defaultMaxBody,
 		Keys:     a.Keys.config(),
-		Retries:  defaultRetries,
 		LeaseTTL: a.ledgerConfig().TTL,
 		Logger:   a.logger,
 	}
 	if a.MaxBody > 0 {
 		set.MaxBody = a.MaxBody
-	}
-	if a.Retries != nil {
-		set.Retries = *a.Retries
 	}
 	return set
 }

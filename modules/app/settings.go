@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/catalog"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/key"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/ledger"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/metrics"
@@ -96,3 +97,22 @@ func (a *App) SharedLedger() *ledger.Ledger { return a.state.ledger }
 
 // Strategy returns the strategy of models that name none, and its name.
 func (a *App) Strategy() (routing.Strategy, string) { return a.strategy, a.strategyName }
+
+// policyOf returns how calls for m are made, or those for a model that a
+// source lists if m is nil.
+func (a *App) policyOf(*Model) *catalog.Policy {
+	p := &catalog.Policy{Retries: defaultRetries}
+	if a.Retries != nil {
+		p.Retries = *a.Retries
+	}
+	return p
+}
+
+// MaxRetries returns the most retries that any model allows.
+func (a *App) MaxRetries() int {
+	most := a.policyOf(nil).Retries
+	for _, m := range a.Models {
+		most = max(most, a.policyOf(m).Retries)
+	}
+	return most
+}

@@ -25,6 +25,10 @@ type Spec struct {
 	// Path is the base path, without a trailing slash. Usually empty.
 	Path string
 
+	// Model is the name that this endpoint knows the model by, "" if it is
+	// the declared one.
+	Model string
+
 	// Weight is the endpoint's share of the load relative to others,
 	// 1 to 100. 0 stands for 1.
 	Weight int
@@ -57,7 +61,7 @@ const maxWeight = 100
 // Equal reports whether s and o describe the same endpoint in the same words.
 func (s *Spec) Equal(o *Spec) bool {
 	return s.ID == o.ID && s.Scheme == o.Scheme && s.Address == o.Address && s.Path == o.Path &&
-		s.Weight == o.Weight && maps.Equal(s.Labels, o.Labels) &&
+		s.Model == o.Model && s.Weight == o.Weight && maps.Equal(s.Labels, o.Labels) &&
 		maps.EqualFunc(s.Header, o.Header, slices.Equal)
 }
 

@@ -90,7 +90,7 @@ func (t *Transport) Provision(ctx caddy.Context) error {
 	}
 	if mods := ctx.Modules(); len(mods) > 1 {
 		if h, ok := mods[len(mods)-2].(*reverseproxy.Handler); ok {
-			t.adopt(h, a.Settings().Retries)
+			t.adopt(h, a.MaxRetries())
 		}
 	}
 	if t.plain, err = t.make(ctx, "http"); err != nil {

@@ -152,7 +152,7 @@ func (c *Call) Failed(reason string) (again bool) {
 	}
 	c.request.Tried = append(c.request.Tried, lease.Endpoint().ID)
 	c.endAttempt()
-	if c.attempts > c.set.Retries {
+	if c.attempts > c.model.Policy.Retries {
 		c.gaveUp = true
 		return false
 	}

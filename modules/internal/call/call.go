@@ -33,8 +33,21 @@ type Settings struct {
 	// Keys says how keys are found.
 	Keys *key.Config
 
-	// Retries is how many attempts may follow the first.
-	Retries int
+	// Clamp has limits of tokens cut down to the model's context window
+	// less PromptReserve tokens, or less an estimate of the prompt if
+	// PromptReserve is 0.
+	Clamp         bool
+	PromptReserve int
+
+	// MapModel has answers name the model as the request does.
+	MapModel bool
+
+	// AskUsage has streams report their usage even if the client does not
+	// ask for it, and hides the report from the client.
+	AskUsage bool
+
+	// Validate refuses requests that engines would refuse for their shape.
+	Validate bool
 
 	// LeaseTTL is the age at which the ledger takes a lease for a leak.
 	LeaseTTL time.Duration

@@ -50,10 +50,11 @@ func fixture(t *testing.T, retries int) (*Settings, *catalog.Catalog) {
 		Models: []catalog.Declaration{{
 			Name: t.Name(), Aliases: []string{"alias"}, Adapters: []string{"adapter"},
 			Strategy: first{}, StrategyName: "first", Sources: []routing.Source{fixed{"a:1", "b:1", "c:1"}},
+			Policy: &catalog.Policy{Retries: retries},
 		}},
 	})
 	t.Cleanup(cat.Close)
-	return &Settings{MaxBody: 1 << 20, Keys: &keys, Retries: retries, LeaseTTL: time.Hour, Logger: zap.NewNop()}, cat
+	return &Settings{MaxBody: 1 << 20, Keys: &keys, LeaseTTL: time.Hour, Logger: zap.NewNop()}, cat
 }
 
 func post(body string) *http.Request {

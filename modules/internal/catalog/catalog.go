@@ -32,6 +32,9 @@ type Model struct {
 	StrategyName string
 	Snapshot     *routing.Snapshot
 
+	// Policy says how calls are made.
+	Policy *Policy
+
 	// Metrics records what happens to the model's requests, and Decisions
 	// what its own strategy decides.
 	Metrics   *metrics.Model
@@ -46,6 +49,7 @@ type Declaration struct {
 	StrategyName      string
 	Sources           []routing.Source
 	Service           *routing.Spec
+	Policy            *Policy
 }
 
 // Config says what a Catalog is made of.
@@ -62,6 +66,9 @@ type Config struct {
 	// Strategy is that of the sources' models.
 	Strategy     routing.Strategy
 	StrategyName string
+
+	// Policy is that of the sources' models.
+	Policy *Policy
 }
 
 // A Catalog keeps a Table up to date.
@@ -178,7 +185,7 @@ func (c *Catalog) rebuild() {
 		if _, ok := t.names[m.Name]; ok || m.Name == "" {
 			continue
 		}
-		d := Declaration{Name: m.Name, Strategy: c.cfg.Strategy, StrategyName: c.cfg.StrategyName}
+		d := Declaration{Name: m.Name, Strategy: c.cfg.Strategy, StrategyName: c.cfg.StrategyName, Policy: c.cfg.Policy}
 		for _, a := range m.Aliases {
 			_, declared := t.names[a]
 			_, isModel := place[a]
@@ -213,7 +220,7 @@ func (c *Catalog) add(t, prev *Table, d Declaration, found []routing.Spec) {
 	}
 	m := &Model{
 		Name: d.Name, Aliases: d.Aliases, Adapters: d.Adapters,
-		Strategy: d.Strategy, StrategyName: d.StrategyName,
+		Strategy: d.Strategy, StrategyName: d.StrategyName, Policy: d.Policy,
 		Metrics: c.recorded[d.Name],
 	}
 	if m.Metrics == nil {

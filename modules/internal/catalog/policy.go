@@ -1,0 +1,55 @@
+package catalog
+
+import (
+	"net/http"
+	"time"
+
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/health"
+)
+
+// A Policy says how the calls for a model are made. It does not change.
+type Policy struct {
+	// Retries is how many attempts may follow the first.
+	Retries int
+
+	// RetryOn are the statuses of an answer after which another endpoint is
+	// tried; RetryReset allows it also after a connection that was lost when
+	// the endpoint may have begun to work on the call.
+	RetryOn    Statuses
+	RetryReset bool
+
+	// RetryShare and RetryFloor bound the retries of all calls together: in
+	// any 10 s at most RetryFloor, and RetryShare of the attempts, a number
+	// from 0 to 1.
+	RetryShare float64
+	RetryFloor int
+
+	// FirstByte is how long a stream may take to its first byte, and Gap
+	// how long between two of them. 0 is for ever.
+	FirstByte, Gap time.Duration
+
+	// Health says when an endpoint is passed over.
+	Health health.Config
+
+	// ContextWindow is the model's, in tokens; 0 if it is not known.
+	ContextWindow int
+
+	// ContextWindowAuto asks the engines for it.
+	ContextWindowAuto bool
+}
+
+// Statuses is a set of HTTP statuses.
+type Statuses [600/64 + 1]uint64
+
+// Add puts a status into s. One that is none, that is, not from 100 to 599, is
+// left out.
+func (s *Statuses) Add(status int) {
+	if status >= http.StatusContinue && status < 600 {
+		s[status/64] |= 1 << (status % 64)
+	}
+}
+
+// Has reports whether status is in s.
+func (s *Statuses) Has(status int) bool {
+	return status >= http.StatusContinue && status < 600 && s[status/64]&(1<<(status%64)) != 0
+}
