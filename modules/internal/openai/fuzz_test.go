@@ -67,6 +67,16 @@ func checkSpans(t *testing.T, d *Doc) {
 	check(d.Lookup("metadata.user_id"))
 	check(d.Lookup("user"))
 	d.Continues()
+	for f := range numFields {
+		for s := d.Strings(d.Field(f)); s.Next(); {
+			check(s.Value)
+		}
+	}
+	if e, ok, _ := d.AskUsage(); ok && json.Valid(bytes.TrimPrefix(d.body, byteOrderMark)) {
+		if edited := bytes.Join(Splice(nil, d.body, []Edit{e}), nil); !json.Valid(bytes.TrimPrefix(edited, byteOrderMark)) {
+			t.Fatalf("asks for usage with %q", edited)
+		}
+	}
 	_, _ = d.Model(10)
 	for m := d.Members(d.Object()); m.Next(); {
 		if m.Key.End > len(d.body) {
