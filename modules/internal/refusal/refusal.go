@@ -4,6 +4,7 @@ package refusal
 
 import (
 	"encoding/json"
+	"maps"
 	"net/http"
 	"strconv"
 	"strings"
@@ -23,6 +24,9 @@ type Refusal struct {
 
 	// RetryAfter, if positive, is sent in seconds, rounded up.
 	RetryAfter time.Duration
+
+	// Header holds what else the answer says. It may be nil.
+	Header http.Header
 }
 
 // Error implements error.
@@ -71,6 +75,18 @@ func TooLarge(limit int64) *Refusal {
 		Message: message,
 	}
 }
+
+// UnsupportedCoding refuses a body that is encoded in a way other than those
+// in accepted, a list as Accept-Encoding has it.
+func UnsupportedCoding(message, accepted string) *Refusal {
+	return &Refusal{
+		Status: http.StatusUnsupportedMediaType, Type: "invalid_request_error", Code: "unsupported_content_encoding",
+		Message: message, Header: http.Header{"Accept-Encoding": {accepted}},
+	}
+}
+
+// BadCoding refuses a body that is not what its Content-Encoding says.
+func BadCoding(message string) *Refusal { return BadRequest("invalid_content_encoding", message) }
 
 // Timeout refuses a request whose body does not come.
 func Timeout() *Refusal {
@@ -150,6 +166,7 @@ func (r *Refusal) Write(w http.ResponseWriter, path string) error {
 	}
 	b = append(b, '\n')
 	h := w.Header()
+	maps.Copy(h, r.Header)
 	h.Set("Content-Type", "application/json")
 	h.Set("Content-Length", strconv.Itoa(len(b)))
 	h.Set("X-Content-Type-Options", "nosniff")

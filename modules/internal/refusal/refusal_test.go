@@ -48,6 +48,19 @@ func TestRetryAfter(t *testing.T) {
 	}
 }
 
+func TestHeader(t *testing.T) {
+	w := httptest.NewRecorder()
+	if err := UnsupportedCoding("no", "gzip, br").Write(w, "/v1/messages"); err != nil {
+		t.Fatal(err)
+	}
+	if w.Code != http.StatusUnsupportedMediaType || w.Header().Get("Accept-Encoding") != "gzip, br" {
+		t.Errorf("status %d, headers %v", w.Code, w.Header())
+	}
+	if got, want := w.Body.String(), `{"type":"error","error":{"type":"invalid_request_error","message":"no"}}`+"\n"; got != want {
+		t.Errorf("got %s", got)
+	}
+}
+
 // Z4: what a client sent is shown escaped and bounded.
 func TestZ4HostileNames(t *testing.T) {
 	for _, name := range []string{
