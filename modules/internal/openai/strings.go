@@ -13,7 +13,7 @@ import "bytes"
 // in the length of the value.
 type Strings struct {
 	// Key is the key that came last, its quotes left off: the string's own,
-	// or that of the array it is in.
+	// or that of the array it is in. It is the zero Span if there was none.
 	Key Span
 	// Value is the current string, with its quotes.
 	Value Span
@@ -47,9 +47,4 @@ func (s *Strings) Next() bool {
 		s.Value = Span{start, end}
 		return true
 	}
-}
-
-// KeyIs reports whether the current key is name, however it is spelt.
-func (s *Strings) KeyIs(name string) bool {
-	return keyIs(s.b[s.Key.Start:s.Key.End], name)
 }
