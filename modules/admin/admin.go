@@ -76,12 +76,13 @@ type endpoint struct {
 	Inflight int               `json:"inflight"`
 	Reserved int               `json:"reserved"`
 	Load     int               `json:"load"`
+	Healthy  bool              `json:"healthy"`
 }
 
 func describe(e *routing.Endpoint) endpoint {
 	return endpoint{
 		ID: e.ID, Address: e.Address, Scheme: e.Scheme, Path: e.Path, Weight: e.Weight, Labels: e.Labels,
-		Inflight: e.Inflight(), Reserved: e.Reserved(), Load: e.Load(),
+		Inflight: e.Inflight(), Reserved: e.Reserved(), Load: e.Load(), Healthy: e.Health().Healthy(),
 	}
 }
 

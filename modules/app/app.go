@@ -187,7 +187,7 @@ func (a *App) CatalogOf(ctx caddy.Context, module any, field string, s routing.S
 
 func (a *App) newCatalog(declared []catalog.Declaration, listing []routing.Source, s routing.Strategy, name string) *catalog.Catalog {
 	c := catalog.New(catalog.Config{
-		Ledger: a.state.ledger, Models: declared, Sources: listing,
+		Ledger: a.state.ledger, Health: a.state.health, Models: declared, Sources: listing,
 		Strategy: s, StrategyName: name, Policy: a.policyOf(nil),
 	})
 	a.catalogs = append(a.catalogs, c)
@@ -203,7 +203,7 @@ func (a *App) Catalogs() []*catalog.Catalog { return a.catalogs }
 // Settings returns what the configuration says about all calls.
 func (a *App) Settings() *call.Settings { return a.settings }
 
-// Start begins to follow the sources.
+// Start begins to follow the sources and to probe the endpoints.
 func (a *App) Start() error {
 	a.state.begin(a)
 	for _, s := range a.starters {
@@ -216,11 +216,14 @@ func (a *App) Start() error {
 	for _, c := range a.catalogs {
 		a.running.Go(func() { c.Follow(ctx) })
 	}
+	if a.probes() {
+		a.running.Go(func() { a.probe(ctx) })
+	}
 	return nil
 }
 
-// Stop stops following the sources, unless the process exits: requests that
-// drain still want to know which endpoints are there.
+// Stop stops both, unless the process exits: requests that drain still want to
+// know which endpoints are there.
 func (a *App) Stop() error {
 	if a.cancel != nil && !caddy.Exiting() {
 		a.cancel()
@@ -236,6 +239,10 @@ func (a *App) Cleanup() error {
 		return nil
 	}
 	a.released = true
+	if a.cancel != nil {
+		a.cancel()
+		a.running.Wait()
+	}
 	a.state.end(a)
 	for _, c := range a.catalogs {
 		c.Close()

@@ -12,6 +12,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/catalog"
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/health"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/ledger"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/metrics"
 	"github.com/flexinfer/caddy-flexinfer/modules/routing"
@@ -26,6 +27,7 @@ const stateKey = "flexinfer"
 // state is what all configurations of the process share.
 type state struct {
 	ledger *ledger.Ledger
+	health *health.Registry
 	cancel context.CancelFunc
 	sweeps chan time.Duration
 
@@ -37,13 +39,14 @@ func newState() (caddy.Destructor, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &state{cancel: cancel, sweeps: make(chan time.Duration, 1)}
 	s.ledger = ledger.New(ledgerDefaults())
+	s.health = health.NewRegistry(health.Settings{OnChange: logHealth})
 	go s.sweep(ctx)
 	live.Store(s)
 	return s, nil
 }
 
-// Destruct stops the sweeping. The ledger stays valid: requests of the last
-// configuration may still be under way.
+// Destruct stops the sweeping. Ledger and health stay valid: requests of the
+// last configuration may still be under way.
 func (s *state) Destruct() error {
 	s.cancel()
 	return nil
@@ -135,6 +138,7 @@ func (s *state) sweep(ctx context.Context) {
 			ticker.Reset(every)
 		case <-ticker.C:
 			s.ledger.Sweep()
+			s.health.Sweep()
 		}
 	}
 }
@@ -161,13 +165,25 @@ func warnPruned(model, target string, n int) {
 		zap.String("model", model), zap.String("endpoint", target), zap.Int("count", n))
 }
 
+// logHealth logs that an endpoint is ejected or returns.
+func logHealth(id string, healthy bool, reason string) {
+	logger := caddy.Log().Named("flexinfer")
+	if healthy {
+		logger.Info("endpoint is back", zap.String("endpoint", id), zap.String("by", reason))
+		return
+	}
+	logger.Warn("endpoint is ejected", zap.String("endpoint", id), zap.String("reason", reason))
+}
+
 // endpointCollector reports on the endpoints that the running configurations
 // know.
-type endpointCollector struct{ inflight, count *prometheus.Desc }
+type endpointCollector struct{ inflight, healthy, count *prometheus.Desc }
 
 var collector = endpointCollector{
 	inflight: prometheus.NewDesc("flexinfer_proxy_upstream_inflight",
 		"Calls under way, by model and target.", []string{"model", "target"}, nil),
+	healthy: prometheus.NewDesc("flexinfer_proxy_upstream_healthy",
+		"Whether a target gets its part of the calls: 0 while it is ejected.", []string{"model", "target"}, nil),
 	count: prometheus.NewDesc("flexinfer_proxy_endpoint_count",
 		"Known endpoints.", []string{"model"}, nil),
 }
@@ -175,6 +191,7 @@ var collector = endpointCollector{
 // Describe implements [prometheus.Collector].
 func (c endpointCollector) Describe(ch chan<- *prometheus.Desc) {
 	ch <- c.inflight
+	ch <- c.healthy
 	ch <- c.count
 }
 
@@ -187,6 +204,7 @@ func (c endpointCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	type pair struct{ model, of string }
 	inflight, seen, count := make(map[pair]int), make(map[pair]bool), make(map[string]int)
+	healthy := make(map[pair]float64)
 	add := func(model, target string, e *routing.Endpoint) bool {
 		if seen[pair{model, e.ID}] {
 			return false
@@ -202,8 +220,17 @@ func (c endpointCollector) Collect(ch chan<- prometheus.Metric) {
 		for _, m := range t.Models() {
 			count[m.Name] += 0 // a model without endpoints counts as well
 			for i := range m.Snapshot.Len() {
-				if add(m.Name, m.Snapshot.At(i).Target(), m.Snapshot.At(i)) {
-					count[m.Name]++
+				e := m.Snapshot.At(i)
+				if !add(m.Name, e.Target(), e) {
+					continue
+				}
+				count[m.Name]++
+				k := pair{m.Name, e.Target()}
+				if _, ok := healthy[k]; !ok {
+					healthy[k] = 1
+				}
+				if !e.Health().Healthy() {
+					healthy[k] = 0
 				}
 			}
 			if e := m.Snapshot.Service(); e != nil {
@@ -213,6 +240,9 @@ func (c endpointCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	for k, n := range inflight {
 		ch <- prometheus.MustNewConstMetric(c.inflight, prometheus.GaugeValue, float64(n), k.model, k.of)
+	}
+	for k, v := range healthy {
+		ch <- prometheus.MustNewConstMetric(c.healthy, prometheus.GaugeValue, v, k.model, k.of)
 	}
 	for model, n := range count {
 		ch <- prometheus.MustNewConstMetric(c.count, prometheus.GaugeValue, float64(n), model)

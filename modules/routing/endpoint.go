@@ -7,6 +7,7 @@ import (
 
 	"github.com/cespare/xxhash/v2"
 
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/health"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/ledger"
 )
 
@@ -70,20 +71,28 @@ func (s *Spec) Equal(o *Spec) bool {
 type Endpoint struct {
 	Spec
 
-	entry *ledger.Entry
-	tag   uint32
+	entry  *ledger.Entry
+	health *health.State
+	tag    uint32
 }
 
 // NewEndpoint returns the endpoint that spec describes, as a server of model,
-// counted in l.
-func NewEndpoint(l *ledger.Ledger, model string, spec Spec) *Endpoint {
+// counted in l. What calls and probes find out about it is known to h; without
+// h, which may be nil, it is always fit.
+func NewEndpoint(l *ledger.Ledger, h *health.Registry, model string, spec Spec) *Endpoint {
 	spec = spec.Normal()
 	return &Endpoint{
-		Spec:  spec,
-		entry: l.Entry(model, spec.ID, spec.Target()),
-		tag:   tag(spec.ID),
+		Spec:   spec,
+		entry:  l.Entry(model, spec.ID, spec.Target()),
+		health: h.State(spec.ID),
+		tag:    tag(spec.ID),
 	}
 }
+
+// Health returns what is known of the endpoint's health, whichever model's
+// calls found it out. Its methods may be called on nil, which stands for an
+// endpoint that is always fit.
+func (e *Endpoint) Health() *health.State { return e.health }
 
 // Tag returns 32 bits that stand for the endpoint's ID, for a strategy that
 // remembers many places: see [Snapshot.Tagged].

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/health"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/ledger"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/ring"
 )
@@ -20,6 +21,10 @@ type Snapshot struct {
 	pool      *pool
 	turn      *atomic.Uint64
 	dry       bool
+
+	health    []*health.State
+	troubled  *atomic.Int64 // endpoints that are not fit, here or elsewhere
+	tolerated Level
 }
 
 // New returns a snapshot of a model's endpoints. The order of endpoints does
@@ -33,8 +38,14 @@ func New(model string, endpoints []*Endpoint, service *Endpoint, prev *Snapshot)
 	es = slices.CompactFunc(es, func(a, b *Endpoint) bool { return a.ID == b.ID })
 	s := &Snapshot{model: model, endpoints: es, service: service}
 	s.loads = make([]*atomic.Int64, len(es))
+	s.health = make([]*health.State, len(es))
+	s.troubled = (*health.State)(nil).Troubled()
 	for i, e := range es {
 		s.loads[i] = e.entry.Counter()
+		s.health[i] = e.health
+		if e.health != nil {
+			s.troubled = e.health.Troubled()
+		}
 	}
 	if prev != nil {
 		s.turn, s.pool = prev.turn, newPool(es, prev.pool)
@@ -50,7 +61,7 @@ func NewSnapshot(model string, specs ...Spec) *Snapshot {
 	l := ledger.New(ledger.Config{})
 	es := make([]*Endpoint, len(specs))
 	for i, spec := range specs {
-		es[i] = NewEndpoint(l, model, spec)
+		es[i] = NewEndpoint(l, nil, model, spec)
 	}
 	return New(model, es, nil, nil)
 }
@@ -68,14 +79,26 @@ func (s *Snapshot) At(i int) *Endpoint { return s.endpoints[i] }
 func (s *Snapshot) Load(i int) int { return int(s.loads[i].Load()) }
 
 // Usable reports whether endpoint i may be picked for req: it was not tried
-// by an earlier attempt.
+// by an earlier attempt, and its health is tolerated. The answer may change at
+// any time.
 func (s *Snapshot) Usable(req *Request, i int) bool {
-	return len(req.Tried) == 0 || !slices.Contains(req.Tried, s.endpoints[i].ID)
+	return s.allUsable(req) || s.usable(req, i)
+}
+
+// allUsable reports whether all endpoints are usable for req, as far as that
+// can be told without a look at them.
+func (s *Snapshot) allUsable(req *Request) bool {
+	return len(req.Tried) == 0 && s.troubled.Load() == 0
+}
+
+func (s *Snapshot) usable(req *Request, i int) bool {
+	return !slices.Contains(req.Tried, s.endpoints[i].ID) &&
+		(s.tolerated == Ejected || s.health[i].Level(s.Load(i)) <= s.tolerated)
 }
 
 // Total returns the sum of the loads of the usable endpoints and their number.
 func (s *Snapshot) Total(req *Request) (load, n int) {
-	if len(req.Tried) == 0 {
+	if s.allUsable(req) {
 		for _, l := range s.loads {
 			load += int(l.Load())
 		}
@@ -93,7 +116,7 @@ func (s *Snapshot) Total(req *Request) (load, n int) {
 // TotalWeight returns the sum of the weights of the usable endpoints.
 func (s *Snapshot) TotalWeight(req *Request) int {
 	w := s.pool.weight
-	if len(req.Tried) == 0 {
+	if s.allUsable(req) {
 		return w
 	}
 	for i, e := range s.endpoints {
@@ -114,11 +137,12 @@ func (s *Snapshot) Tagged(tag uint32) int { return s.pool.tagged(tag) }
 func (s *Snapshot) InTurn(turn uint64) int { return s.pool.inTurn(turn) }
 
 // Successors starts a walk over the endpoints in the order in which the
-// consistent hash ring prefers them for the hash.
+// consistent hash ring prefers them for the hash. Health plays no part.
 func (s *Snapshot) Successors(hash uint64) ring.Walk { return s.pool.hashRing().Walk(hash) }
 
 // Owner returns the endpoint that the ring prefers for the hash, or -1 if
-// there is none.
+// there is none. It is the same whatever the endpoints' health, so that keys
+// come home when theirs has recovered.
 func (s *Snapshot) Owner(hash uint64) int { return s.pool.hashRing().Owner(hash) }
 
 // Acquire counts one more call on endpoint i, whatever its load.
@@ -139,6 +163,7 @@ func (s *Snapshot) TryAcquire(i, seen int) *Lease {
 	if !e.entry.TryReserve(&l.ticket, int64(seen)) {
 		return nil
 	}
+	s.picked(e)
 	return l
 }
 
@@ -163,8 +188,16 @@ func (s *Snapshot) acquire(e *Endpoint) *Lease {
 	l := &Lease{endpoint: e}
 	if !s.dry {
 		e.entry.Reserve(&l.ticket)
+		s.picked(e)
 	}
 	return l
+}
+
+// picked notes that e is tried, if it is ejected.
+func (s *Snapshot) picked(e *Endpoint) {
+	if s.troubled.Load() != 0 {
+		e.health.Picked()
+	}
 }
 
 // Turn returns the next number of a count that all picks of the model share,

@@ -12,7 +12,7 @@ import (
 func endpoints(l *ledger.Ledger, ids ...string) []*Endpoint {
 	es := make([]*Endpoint, len(ids))
 	for i, id := range ids {
-		es[i] = NewEndpoint(l, "m", Spec{ID: id, Scheme: "http", Address: id + ":80"})
+		es[i] = NewEndpoint(l, nil, "m", Spec{ID: id, Scheme: "http", Address: id + ":80"})
 	}
 	return es
 }
@@ -51,7 +51,7 @@ func TestOrder(t *testing.T) {
 }
 
 func TestSpec(t *testing.T) {
-	e := NewEndpoint(newLedger(), "m", Spec{Scheme: "https", Address: "eu.example.com:443", Path: "/base"})
+	e := NewEndpoint(newLedger(), nil, "m", Spec{Scheme: "https", Address: "eu.example.com:443", Path: "/base"})
 	if e.ID != "https://eu.example.com:443/base" || e.Target() != "eu.example.com:443/base" || e.Weight != 1 {
 		t.Errorf("endpoint %+v", e.Spec)
 	}
@@ -70,7 +70,7 @@ func TestLease(t *testing.T) {
 	l := newLedger()
 	es := endpoints(l, "a", "b")
 	s := New("m", es, endpoints(l, "svc")[0], nil)
-	other := NewEndpoint(l, "other", es[0].Spec)
+	other := NewEndpoint(l, nil, "other", es[0].Spec)
 
 	lease := s.TryAcquire(0, 0)
 	if lease == nil || lease.Endpoint() != es[0] || lease.IsService() {

@@ -140,7 +140,7 @@ func newPool(l *ledger.Ledger, upstreams reverseproxy.UpstreamPool) *pool {
 	p := &pool{index: make(map[string]int, len(upstreams))}
 	endpoints := make([]*routing.Endpoint, 0, len(upstreams))
 	for i, u := range upstreams {
-		e := routing.NewEndpoint(l, catalog.Undeclared, routing.Spec{Scheme: "http", Address: u.Dial})
+		e := routing.NewEndpoint(l, nil, catalog.Undeclared, routing.Spec{Scheme: "http", Address: u.Dial})
 		p.dials = append(p.dials, u.Dial)
 		if _, ok := p.index[e.ID]; !ok {
 			p.index[e.ID] = i

@@ -33,12 +33,9 @@ func (*RoundRobin) Pick(req *routing.Request, s *routing.Snapshot) routing.Decis
 		return routing.Decision{}
 	}
 	i := s.InTurn(turn(req, s))
-	// An endpoint that was tried leaves its turn to any of the others, not to
-	// its neighbour, which would then carry a double load.
-	for range len(req.Tried) {
-		if s.Usable(req, i) {
-			break
-		}
+	// An endpoint that cannot be used leaves its turn to any of the others,
+	// not to its neighbour, which would then carry a double load.
+	for k := 0; k < n && !s.Usable(req, i); k++ {
 		i = s.InTurn(turn(req, s))
 	}
 	for range n {

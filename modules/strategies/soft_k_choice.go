@@ -64,8 +64,10 @@ func (c *SoftKChoice) Pick(req *routing.Request, s *routing.Snapshot) routing.De
 			return routing.Decision{Lease: lease}
 		}
 	}
-	i, _ := c.choose(req, s, k)
-	return routing.Decision{Lease: s.Acquire(i)}
+	if i, _ := c.choose(req, s, k); i >= 0 {
+		return routing.Decision{Lease: s.Acquire(i)}
+	}
+	return routing.Decision{}
 }
 
 // choose returns an endpoint and the load it was chosen by; -1 if none is

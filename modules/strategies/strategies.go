@@ -63,6 +63,9 @@ func leastLoaded(req *routing.Request, s *routing.Snapshot) *routing.Lease {
 		return nil
 	}
 	start := int(turn(req, s) % uint64(n))
+	for k := 0; k < n && !s.Usable(req, start); k++ { // as in RoundRobin
+		start = int(turn(req, s) % uint64(n))
+	}
 	for range attempts {
 		i, load := lightest(req, s, start)
 		if i < 0 {
@@ -72,8 +75,10 @@ func leastLoaded(req *routing.Request, s *routing.Snapshot) *routing.Lease {
 			return lease
 		}
 	}
-	i, _ := lightest(req, s, start)
-	return s.Acquire(i)
+	if i, _ := lightest(req, s, start); i >= 0 {
+		return s.Acquire(i)
+	}
+	return nil
 }
 
 // lightest returns the first usable endpoint from start on that has the

@@ -39,7 +39,7 @@ func newFixture(service string, weights []int, loads ...int) *fixture {
 }
 
 func (f *fixture) endpoint(id string, weight int) *routing.Endpoint {
-	return routing.NewEndpoint(f.ledger, "m", routing.Spec{ID: id, Scheme: "http", Address: id + ":80", Weight: weight})
+	return routing.NewEndpoint(f.ledger, nil, "m", routing.Spec{ID: id, Scheme: "http", Address: id + ":80", Weight: weight})
 }
 
 func even(n int) []int { return slices.Repeat([]int{1}, n) }

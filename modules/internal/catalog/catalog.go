@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/health"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/ledger"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/metrics"
 	"github.com/flexinfer/caddy-flexinfer/modules/routing"
@@ -56,6 +57,9 @@ type Declaration struct {
 type Config struct {
 	// Ledger counts the calls to the endpoints.
 	Ledger *ledger.Ledger
+
+	// Health knows which endpoints are worth a call; nil if all are.
+	Health *health.Registry
 
 	// Models are declared; no name, alias or adapter is there twice.
 	Models []Declaration
@@ -255,13 +259,14 @@ func (c *Catalog) snapshot(m, old *Model, service *routing.Spec, found []routing
 		spec = spec.Normal()
 		e := have[spec.ID]
 		if e == nil || !e.Spec.Equal(&spec) {
-			e = routing.NewEndpoint(c.cfg.Ledger, m.Name, spec)
+			e = routing.NewEndpoint(c.cfg.Ledger, c.cfg.Health, m.Name, spec)
 		}
 		endpoints = append(endpoints, e)
 	}
 	var s *routing.Endpoint
 	if service != nil {
-		s = routing.NewEndpoint(c.cfg.Ledger, m.Name, *service)
+		// What is behind a service's address is not one endpoint.
+		s = routing.NewEndpoint(c.cfg.Ledger, nil, m.Name, *service)
 	}
 	snap := routing.New(m.Name, endpoints, s, prev)
 	if prev != nil {
