@@ -49,7 +49,7 @@ func (s *State) Probed(p Probe, pass bool) {
 	defer s.mu.Unlock()
 	now := s.mark.registry.Now()
 	r := s.probing(p, now)
-	if now-r.at > p.stale() {
+	if now-r.at >= p.stale() {
 		r.passes, r.fails, r.down = 0, 0, false // it began anew
 	}
 	r.at = now
@@ -83,7 +83,7 @@ func (s *State) Probed(p Probe, pass bool) {
 // that nobody makes any more. The caller holds mu.
 func (s *State) probing(p Probe, now time.Duration) *probing {
 	for other, r := range s.probes {
-		if other != p && now-max(r.at, r.next) > other.stale() {
+		if other != p && now-max(r.at, r.next) >= other.stale() {
 			delete(s.probes, other)
 		}
 	}
