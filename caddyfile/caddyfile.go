@@ -116,6 +116,14 @@ func value[T any](example string, parse func(string) (T, error), take func(T)) o
 	}}
 }
 
+// choice returns an option that is one of a few words.
+func choice(example string, into *string, check func(string) error) option {
+	return word(example, func(text string) error {
+		*into = text
+		return check(text)
+	})
+}
+
 // endLine returns an error if the option's line goes on, or opens a block.
 func endLine(d *caddyfile.Dispenser, name string) error {
 	if d.NextArg() {

@@ -25,20 +25,47 @@ import (
 //	        session_header              <fields...>
 //	        session_field               <dotted_paths...>
 //	    }
-//	    max_body        <size>
-//	    retries         <count>
+//	    max_body <size>
+//	    retries [<count>] {
+//	        on     <statuses...>|5xx|reset
+//	        budget <percent>% <floor>
+//	    }
+//	    timeouts {
+//	        dial       <duration>
+//	        first_byte <duration>
+//	        gap        <duration>
+//	        keepalive  <duration>
+//	    }
+//	    health {
+//	        eject_after      <count>
+//	        eject_for        <duration>
+//	        eject_for_max    <duration>
+//	        max_ejected      <percent>%
+//	        unhealthy_status <statuses...>|5xx
+//	        uri              <path>
+//	        interval         <duration>
+//	        timeout          <duration>
+//	        passes           <count>
+//	        fails            <count>
+//	    }
 //	    reservation_ttl <duration>
 //	    ledger {
 //	        bucket <duration>
 //	        ttl    <duration>
 //	    }
-//	    debug_header off|private|all
-//	    env_ignore   <variables...>
+//	    max_tokens_clamp [on|off] {
+//	        prompt_reserve <tokens>|auto
+//	    }
+//	    response_model    asked|upstream
+//	    usage_metrics     client|always
+//	    validate_requests on|off
+//	    debug_header      off|private|all
+//	    env_ignore        <variables...>
 //	}
 //
 // The options of a model are listed at parseModel; what may follow a strategy
-// is the strategy's own affair. `model`, `session_header`, `session_field` and
-// `env_ignore` may be repeated.
+// is the strategy's own affair. `model`, `session_header`, `session_field`,
+// `on`, `unhealthy_status` and `env_ignore` may be repeated.
 func parseGlobalOption(d *caddyfile.Dispenser, existing any) (any, error) {
 	d.Next() // consume option name
 	if existing != nil {
@@ -48,23 +75,26 @@ func parseGlobalOption(d *caddyfile.Dispenser, existing any) (any, error) {
 		return nil, d.Errf("flexinfer takes no %q here; write its options in a block", d.Val())
 	}
 	a := new(app.App)
-	var names app.Names
+	g := &global{health: &a.Health}
 	err := readBlock(d, "flexinfer", map[string]option{
 		"routing": {read: strategyInto(&a.RoutingRaw)},
 		"model": {many: true, read: func(d *caddyfile.Dispenser) error {
-			m, err := parseModel(d, &names)
+			m, err := g.parseModel(d)
 			a.Models = append(a.Models, m)
 			return err
 		}},
-		"keys":            keysInto(&a.Keys),
-		"max_body":        value("32MiB", size, func(n int64) { a.MaxBody = n }),
-		"retries":         value("2", numberFrom(0), func(n int) { a.Retries = &n }),
-		"reservation_ttl": value("10s", timeFrom0, func(t caddy.Duration) { a.ReservationTTL = &t }),
-		"ledger":          ledgerInto(&a.Ledger),
-		"debug_header": word("private", func(who string) error {
-			a.DebugHeader = who
-			return app.CheckDebugHeader(who)
-		}),
+		"keys":              keysInto(&a.Keys),
+		"max_body":          value("32MiB", size, func(n int64) { a.MaxBody = n }),
+		"retries":           retriesInto(&a.Retries),
+		"timeouts":          timeoutsInto(&a.Timeouts, false),
+		"health":            g.healthTimes(healthInto(&a.Health), &a.Health, nil),
+		"reservation_ttl":   value("10s", timeFrom0, func(t caddy.Duration) { a.ReservationTTL = &t }),
+		"ledger":            ledgerInto(&a.Ledger),
+		"max_tokens_clamp":  clampInto(&a.MaxTokensClamp),
+		"response_model":    choice("asked", &a.ResponseModel, app.CheckResponseModel),
+		"usage_metrics":     choice("client", &a.UsageMetrics, app.CheckUsageMetrics),
+		"validate_requests": value("on", onOff, func(on bool) { a.ValidateRequests = &on }),
+		"debug_header":      choice("private", &a.DebugHeader, app.CheckDebugHeader),
 		"env_ignore": words("PROXY_AUTH_ENABLED", func(name string) error {
 			a.EnvIgnore = append(a.EnvIgnore, name)
 			return nil
@@ -73,13 +103,27 @@ func parseGlobalOption(d *caddyfile.Dispenser, existing any) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	for _, check := range g.late {
+		if err := check(); err != nil {
+			return nil, err
+		}
+	}
 	return httpcaddyfile.App{Name: "flexinfer", Value: caddyconfig.JSON(a, nil)}, nil
+}
+
+// global is what is known while the global option is read.
+type global struct {
+	names  app.Names
+	health **app.Health // of all models
+
+	// late are checks for when all is read.
+	late []func() error
 }
 
 // keysInto returns the option keys.
 func keysInto(keys **app.Keys) option {
 	k := new(app.Keys)
-	opt := block(map[string]option{
+	return blockInto(keys, k, map[string]option{
 		"explicit_key_max_length":     value("128", numberFrom(1), func(n int) { k.ExplicitKeyMaxLength = n }),
 		"system_segment_max_length":   value("512", numberFrom(1), func(n int) { k.SystemSegmentMaxLength = n }),
 		"document_segment_max_length": value("256", numberFrom(1), func(n int) { k.DocumentSegmentMaxLength = n }),
@@ -92,21 +136,16 @@ func keysInto(keys **app.Keys) option {
 			return app.CheckSessionField(path)
 		}),
 	})
-	return option{read: func(d *caddyfile.Dispenser) error {
-		*keys = k
-		return opt.read(d)
-	}}
 }
 
 // ledgerInto returns the option ledger.
 func ledgerInto(ledger **app.Ledger) option {
 	l := new(app.Ledger)
-	opt := block(map[string]option{
+	opt := blockInto(ledger, l, map[string]option{
 		"bucket": value("5s", timeAbove0, func(t caddy.Duration) { l.Bucket = t }),
 		"ttl":    value("600s", timeAbove0, func(t caddy.Duration) { l.TTL = t }),
 	})
 	return option{read: func(d *caddyfile.Dispenser) error {
-		*ledger = l
 		at := *d
 		if err := opt.read(d); err != nil {
 			return err

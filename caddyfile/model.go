@@ -22,25 +22,39 @@ import (
 //	    adapter <names...>
 //	    routing <strategy> [<options...>]
 //	    to <addresses...> {
+//	        model  <name>
 //	        weight <1-100>
 //	        label  <name> <value>
 //	        header <field> <value>
 //	    }
 //	    source  <module> [<options...>]
 //	    service <address>
+//	    context_window <tokens>|auto
+//	    retries [<count>] {
+//	        <options...>
+//	    }
+//	    timeouts {
+//	        first_byte <duration>
+//	        gap        <duration>
+//	    }
+//	    health {
+//	        <options...>
+//	    }
 //	}
 //
 // An address is host:port, or a URL with the scheme http, https or h2c and
 // perhaps a base path. The properties in the block of `to` are those of each
 // of its addresses. `alias`, `adapter`, `to` and `source` may be repeated, as
-// may `label` and `header`. `source` is for modules that discover endpoints.
-func parseModel(d *caddyfile.Dispenser, names *app.Names) (*app.Model, error) {
+// may `label` and `header`. `source` is for modules that discover endpoints. The
+// options of `retries` and `health` are those of the global option; what a model
+// leaves out there is as it says.
+func (g *global) parseModel(d *caddyfile.Dispenser) (*app.Model, error) {
 	if !d.NextArg() {
 		return nil, d.Err("a model needs a name: model <name> { ... }")
 	}
 	at := *d
 	m := &app.Model{Name: d.Val()}
-	if err := names.Add("model", m.Name, m.Name); err != nil {
+	if err := g.names.Add("model", m.Name, m.Name); err != nil {
 		return nil, d.WrapErr(err)
 	}
 	var ups upstreams
@@ -53,11 +67,11 @@ func parseModel(d *caddyfile.Dispenser, names *app.Names) (*app.Model, error) {
 	err := readBlock(d, fmt.Sprintf("model %q", m.Name), map[string]option{
 		"alias": words("qwen-latest", func(name string) error {
 			m.Aliases = append(m.Aliases, name)
-			return names.Add("alias", name, m.Name)
+			return g.names.Add("alias", name, m.Name)
 		}),
 		"adapter": words("my-lora", func(name string) error {
 			m.Adapters = append(m.Adapters, name)
-			return names.Add("adapter", name, m.Name)
+			return g.names.Add("adapter", name, m.Name)
 		}),
 		"routing": {read: strategyInto(&m.RoutingRaw)},
 		"to":      {many: true, read: ups.parseTo},
@@ -73,6 +87,10 @@ func parseModel(d *caddyfile.Dispenser, names *app.Names) (*app.Model, error) {
 			}
 			return nil
 		}),
+		"context_window": windowInto(m),
+		"retries":        retriesInto(&m.Retries),
+		"timeouts":       timeoutsInto(&m.Timeouts, true),
+		"health":         g.healthTimes(healthInto(&m.Health), &m.Health, g.health),
 	})
 	if err != nil {
 		return nil, err
@@ -125,6 +143,10 @@ func (u *upstreams) parseTo(d *caddyfile.Dispenser) error {
 	}
 	var shared sources.Upstream
 	err := readBlock(d, "to", map[string]option{
+		"model": word("Qwen/Qwen3-8B", func(name string) error {
+			shared.Model = name
+			return sources.CheckUpstreamModel(name)
+		}),
 		"weight": value("2", weight, func(n int) { shared.Weight = n }),
 		"label":  pair("region eu", &shared.Labels, func(_, _ string) error { return nil }),
 		"header": pair(`Authorization "Bearer {env.KEY}"`, &shared.Headers, sources.CheckHeader),
@@ -134,7 +156,7 @@ func (u *upstreams) parseTo(d *caddyfile.Dispenser) error {
 	}
 	for i := range u.list[first:] {
 		up := &u.list[first+i]
-		up.Weight, up.Labels, up.Headers = shared.Weight, shared.Labels, shared.Headers
+		up.Model, up.Weight, up.Labels, up.Headers = shared.Model, shared.Weight, shared.Labels, shared.Headers
 	}
 	return nil
 }

@@ -29,24 +29,28 @@ var refused = map[string]string{
 	"to":                      `name upstreams after the directive, or in a model block of the global flexinfer option: to <addresses...>`,
 	"dynamic":                 `models and their endpoints come from the global flexinfer option: model <name> { ... }`,
 	"lb_policy":               `write: routing <strategy>`,
-	"lb_retries":              `write in the global flexinfer option: retries <count>`,
-	"lb_retry_match":          `write in the global flexinfer option: retries <count>`,
-	"lb_try_duration":         `write in the global flexinfer option: retries <count>`,
-	"lb_try_interval":         `write in the global flexinfer option: retries <count>`,
+	"lb_retries":              inGlobal + `retries <count>`,
+	"lb_retry_match":          inGlobal + `retries <count> { on <statuses...> }`,
+	"lb_try_duration":         inGlobal + `retries <count>`,
+	"lb_try_interval":         inGlobal + `retries <count>`,
 	"request_buffers":         `requests are read to their end anyway; write in the global flexinfer option: max_body <size>`,
 	"response_buffers":        `a buffered answer holds streams back; leave it out`,
 	"method":                  `a call keeps its method; leave it out`,
-	"transport":               `to configure the exchange, compose the site by hand: route { flexinfer_call; reverse_proxy { dynamic flexinfer; lb_policy flexinfer; transport flexinfer { ... } } }`,
-	"fail_duration":           failsOver,
-	"max_fails":               failsOver,
-	"unhealthy_latency":       failsOver,
-	"unhealthy_request_count": failsOver,
-	"unhealthy_status":        failsOver,
+	"transport":               `write times in the global flexinfer option: timeouts { ... }; for the rest compose the site by hand: route { flexinfer_call; reverse_proxy { dynamic flexinfer; lb_policy flexinfer; transport flexinfer { ... } } }`,
+	"max_fails":               inGlobal + `health { eject_after <count> }`,
+	"fail_duration":           inGlobal + `health { eject_for <duration> }`,
+	"unhealthy_status":        inGlobal + `health { unhealthy_status <statuses...> }`,
+	"unhealthy_latency":       inGlobal + `timeouts { first_byte <duration> }`,
+	"unhealthy_request_count": `a strategy picks by load; write: routing least-loaded`,
+	"health_uri":              inGlobal + `health { uri <path> }`,
+	"health_interval":         inGlobal + `health { interval <duration> }`,
+	"health_timeout":          inGlobal + `health { timeout <duration> }`,
+	"health_passes":           inGlobal + `health { passes <count> }`,
+	"health_fails":            inGlobal + `health { fails <count> }`,
 }
 
-// failsOver stands in for the health checks of reverse_proxy, which know
-// nothing of models.
-const failsOver = `a call whose endpoint cannot be reached goes to another; write in the global flexinfer option: retries <count>`
+// inGlobal says where options are that hold for a model wherever it is used.
+const inGlobal = `write in the global flexinfer option: `
 
 // parseSite sets up the whole gateway: health, metrics and the list of models,
 // everything else proxied. Syntax:
@@ -196,6 +200,11 @@ func takeSiteOptions(d *caddyfile.Dispenser) (*gateway.Handler, error) {
 	return handler, nil
 }
 
+// ofGlobal are options of the global option, which hold for all sites.
+var ofGlobal = []string{
+	"health", "max_body", "max_tokens_clamp", "model", "response_model", "retries", "timeouts", "usage_metrics", "validate_requests",
+}
+
 // checkSubdirective returns an error if reverse_proxy is not to see the
 // subdirective that is d's current token.
 func checkSubdirective(d *caddyfile.Dispenser, name string) error {
@@ -203,10 +212,12 @@ func checkSubdirective(d *caddyfile.Dispenser, name string) error {
 	switch {
 	case strings.HasPrefix(name, "@"), slices.Contains(passedOn, name):
 		return nil
-	case strings.HasPrefix(name, "health_"):
-		return d.Errf("%s does not belong in flexinfer: %s", name, failsOver)
+	case slices.Contains(ofGlobal, name):
+		return d.Errf("%s holds for all sites; write it in the global option: { flexinfer { %s ... } }", name, name)
 	case ok:
 		return d.Errf("%s does not belong in flexinfer: %s", name, instead)
+	case strings.HasPrefix(name, "health_"):
+		return d.Errf("%s does not belong in flexinfer: %shealth { uri <path> }", name, inGlobal)
 	}
 	return d.Errf("unknown subdirective %q in flexinfer; known: routing, and of reverse_proxy: %s", name, strings.Join(passedOn, ", "))
 }

@@ -253,24 +253,6 @@ func (a *App) Cleanup() error {
 	return nil
 }
 
-const (
-	defaultMaxBody = 32 << 20
-	defaultRetries = 2
-)
-
-func (a *App) callSettings() *call.Settings {
-	set := &call.Settings{
-		MaxBody:  defaultMaxBody,
-		Keys:     a.Keys.config(),
-		LeaseTTL: a.ledgerConfig().TTL,
-		Logger:   a.logger,
-	}
-	if a.MaxBody > 0 {
-		set.MaxBody = a.MaxBody
-	}
-	return set
-}
-
 // Interface guards
 var (
 	_ caddy.App          = (*App)(nil)

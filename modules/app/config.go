@@ -41,9 +41,17 @@ type App struct {
 	// refused with 413. Default: `33554432` (32 MiB).
 	MaxBody int64 `json:"max_body,omitempty"`
 
-	// How many times a call that could not reach its endpoint is tried
-	// again with another. Default: `2`.
-	Retries *int `json:"retries,omitempty"`
+	// When a call is tried again with another endpoint. What a model says
+	// itself wins, option by option.
+	Retries *Retries `json:"retries,omitempty"`
+
+	// How long the phases of a call may take. What a model says itself
+	// wins, option by option.
+	Timeouts *Timeouts `json:"timeouts,omitempty"`
+
+	// When an endpoint is passed over. What a model says itself wins,
+	// option by option.
+	Health *Health `json:"health,omitempty"`
 
 	// How long a pick counts as load before its attempt dials; 0 counts
 	// only from the dial. Default: `10s`.
@@ -51,6 +59,24 @@ type App struct {
 
 	// Bounds of the in-flight ledger.
 	Ledger *Ledger `json:"ledger,omitempty"`
+
+	// How limits of tokens are cut down to the context window.
+	MaxTokensClamp *MaxTokensClamp `json:"max_tokens_clamp,omitempty"`
+
+	// Which name answers have as their `model`: `asked`, the one that the
+	// client asked for, or `upstream`, what the engine wrote.
+	// Default: `asked`.
+	ResponseModel string `json:"response_model,omitempty"`
+
+	// Whose streams are counted by the usage that engines report: `client`,
+	// of clients that ask for the report, or `always`: engines are asked
+	// for all, and clients that did not ask do not see the report.
+	// Default: `client`.
+	UsageMetrics string `json:"usage_metrics,omitempty"`
+
+	// Whether requests for chats, completions and embeddings that engines
+	// would refuse for their shape are refused here. Default: `false`.
+	ValidateRequests *bool `json:"validate_requests,omitempty"`
 
 	// Who may ask for the X-Flexinfer-Route header with X-Flexinfer-Debug: 1:
 	// `off`, `private` (clients with a private or loopback address) or
@@ -90,6 +116,24 @@ type Model struct {
 	// Where to go when no endpoint can be picked: host:port or a URL,
 	// usually a Kubernetes Service's name.
 	Service string `json:"service,omitempty"`
+
+	// How many tokens a prompt and its answer may have together. Default:
+	// unknown, and limits of tokens are left as they are.
+	ContextWindow int `json:"context_window,omitempty"`
+
+	// Whether to ask the engines for the context window, every minute: it
+	// is the `max_model_len` that they list on /v1/models.
+	ContextWindowAuto bool `json:"context_window_auto,omitempty"`
+
+	// When a call is tried again. Default: as the app says.
+	Retries *Retries `json:"retries,omitempty"`
+
+	// How long a stream may take. Default: as the app says.
+	Timeouts *Timeouts `json:"timeouts,omitempty"`
+
+	// When an endpoint is passed over for this model's calls. Default: as
+	// the app says.
+	Health *Health `json:"health,omitempty"`
 }
 
 // Keys bounds and extends the sources of routing keys.
@@ -132,10 +176,7 @@ var debugHeaders = []string{"off", "private", "all"}
 
 // CheckDebugHeader returns an error if DebugHeader cannot be value.
 func CheckDebugHeader(value string) error {
-	if !slices.Contains(debugHeaders, value) {
-		return fmt.Errorf("debug_header is %q; write one of: %s", value, strings.Join(debugHeaders, ", "))
-	}
-	return nil
+	return checkChoice("debug_header", value, debugHeaders)
 }
 
 // RoutingOff reports whether PROXY_ROUTING_ENABLED=false has every model
@@ -150,21 +191,13 @@ func (a *App) validate() error {
 		if m == nil {
 			return fmt.Errorf("model %d is null", i)
 		}
-		if err := m.validate(&names); err != nil {
+		if err := m.validate(&names, a.Health); err != nil {
 			return err
 		}
 	}
-	for _, limit := range []struct {
-		option string
-		value  int64
-	}{
-		{"max_body", a.MaxBody},
-		{"retries", int64(deref(a.Retries))},
-		{"reservation_ttl", int64(deref(a.ReservationTTL))},
-	} {
-		if limit.value < 0 {
-			return fmt.Errorf("%s is negative; leave it out for its default", limit.option)
-		}
+	err := noneNegative(number{"max_body", a.MaxBody}, number{"reservation_ttl", int64(deref(a.ReservationTTL))})
+	if err != nil {
+		return err
 	}
 	if a.Keys != nil {
 		if err := a.Keys.validate(); err != nil {
@@ -176,13 +209,47 @@ func (a *App) validate() error {
 			return fmt.Errorf("ledger: %w", err)
 		}
 	}
-	if a.DebugHeader != "" {
-		return CheckDebugHeader(a.DebugHeader)
+	if err := validatePolicy(a.Retries, a.Timeouts, a.Health, nil, false); err != nil {
+		return err
+	}
+	if err := a.MaxTokensClamp.validate(); err != nil {
+		return fmt.Errorf("max_tokens_clamp: %w", err)
+	}
+	for _, choice := range []struct {
+		value string
+		check func(string) error
+	}{
+		{a.ResponseModel, CheckResponseModel},
+		{a.UsageMetrics, CheckUsageMetrics},
+		{a.DebugHeader, CheckDebugHeader},
+	} {
+		if choice.value == "" {
+			continue
+		}
+		if err := choice.check(choice.value); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
-func (m *Model) validate(names *Names) error {
+// validatePolicy validates the options that the app and models have alike. base
+// is the app's health, if they are a model's.
+func validatePolicy(r *Retries, t *Timeouts, h, base *Health, ofModel bool) error {
+	if err := r.validate(); err != nil {
+		return fmt.Errorf("retries: %w", err)
+	}
+	if err := t.validate(ofModel); err != nil {
+		return fmt.Errorf("timeouts: %w", err)
+	}
+	if err := h.validate(base); err != nil {
+		return fmt.Errorf("health: %w", err)
+	}
+	return nil
+}
+
+// validate is given the app's health, which holds where m's says nothing.
+func (m *Model) validate(names *Names, health *Health) error {
 	if err := names.Add("model", m.Name, m.Name); err != nil {
 		return err
 	}
@@ -204,21 +271,25 @@ func (m *Model) validate(names *Names) error {
 			return fmt.Errorf("model %q: service: %w", m.Name, err)
 		}
 	}
+	switch {
+	case m.ContextWindow < 0:
+		return fmt.Errorf("model %q: context_window is negative; leave it out if it is unknown", m.Name)
+	case m.ContextWindow > 0 && m.ContextWindowAuto:
+		return fmt.Errorf("model %q: context_window is a number or auto, not both; leave one out", m.Name)
+	}
+	if err := validatePolicy(m.Retries, m.Timeouts, m.Health, health, true); err != nil {
+		return fmt.Errorf("model %q: %w", m.Name, err)
+	}
 	return nil
 }
 
 func (k *Keys) validate() error {
-	for _, limit := range []struct {
-		option string
-		value  int
-	}{
-		{"explicit_key_max_length", k.ExplicitKeyMaxLength},
-		{"system_segment_max_length", k.SystemSegmentMaxLength},
-		{"document_segment_max_length", k.DocumentSegmentMaxLength},
-	} {
-		if limit.value < 0 {
-			return fmt.Errorf("%s is negative; leave it out for its default", limit.option)
-		}
+	err := noneNegative(
+		number{"explicit_key_max_length", int64(k.ExplicitKeyMaxLength)},
+		number{"system_segment_max_length", int64(k.SystemSegmentMaxLength)},
+		number{"document_segment_max_length", int64(k.DocumentSegmentMaxLength)})
+	if err != nil {
+		return err
 	}
 	for _, field := range k.SessionHeaders {
 		if err := CheckSessionHeader(field); err != nil {

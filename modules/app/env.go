@@ -39,6 +39,12 @@ var variables = map[string]variable{
 	"PROXY_ROUTING_DOCUMENT_SEGMENT_MAX_LENGTH": {set: setKeyBound(func(k *Keys) *int { return &k.DocumentSegmentMaxLength })},
 	"PROXY_LEAST_LOADED_RESERVATION_TTL":        {set: setReservationTTL},
 	"FLEXINFER_PROXY_UPSTREAM_MAX_ATTEMPTS":     {set: setAttempts},
+	"PROXY_MAX_TOKENS_CLAMP_ENABLED": {set: setSwitch(func(a *App) **bool {
+		a.MaxTokensClamp = orZero(a.MaxTokensClamp)
+		return &a.MaxTokensClamp.Enabled
+	})},
+	"PROXY_MAX_TOKENS_CLAMP_PROMPT_RESERVE_TOKENS": {set: setPromptReserve},
+	"PROXY_VALIDATE_REQUESTS":                      {set: setSwitch(func(a *App) **bool { return &a.ValidateRequests })},
 
 	"PROXY_AUTH_ENABLED":                 {refuse: insteadOfAuth},
 	"PROXY_RATE_LIMIT_ENABLED":           {refuse: insteadOfRateLimit},
@@ -48,29 +54,26 @@ var variables = map[string]variable{
 	"FLEXINFER_CODEBASE_ANSWER_UPSTREAM": {refuse: insteadOfSibling("/v1/rag", "FLEXINFER_CODEBASE_ANSWER_UPSTREAM"), on: isSet},
 	"FLEXINFER_OTEL_ENABLED":             {warn: `requests are traced by Caddy's directive "tracing"`},
 
-	"PROXY_ADMISSION_DEFAULT_MAX_TOKENS":           {},
-	"PROXY_ADMISSION_SAFETY_MARGIN_PERCENT":        {},
-	"PROXY_AUTH_TOKEN":                             {},
-	"PROXY_BACKOFF_ENABLED":                        {},
-	"PROXY_BACKOFF_INITIAL_WAIT":                   {},
-	"PROXY_BACKOFF_MAX_RETRIES":                    {},
-	"PROXY_BACKOFF_MAX_WAIT":                       {},
-	"PROXY_COLD_START_TIMEOUT":                     {},
-	"PROXY_DIRECT_RUNTIME_ENABLED":                 {},
-	"PROXY_GRACEFUL_SHUTDOWN_TIMEOUT":              {},
-	"PROXY_MAX_QUEUE_SIZE":                         {},
-	"PROXY_MAX_TOKENS_CLAMP_ENABLED":               {},
-	"PROXY_MAX_TOKENS_CLAMP_PROMPT_RESERVE_TOKENS": {},
-	"PROXY_QUEUE_TIMEOUT":                          {},
-	"PROXY_RATE_LIMIT_BURST":                       {},
-	"PROXY_RATE_LIMIT_GLOBAL":                      {},
-	"PROXY_RATE_LIMIT_GLOBAL_BURST":                {},
-	"PROXY_RATE_LIMIT_PER_MODEL":                   {},
-	"PROXY_SHUTDOWN_DRAIN_DELAY":                   {},
-	"PROXY_VALIDATE_REQUESTS":                      {},
-	"FLEXINFER_OTEL_SERVICE_NAMESPACE":             {},
-	"FLEXINFER_PROXY_LABEL_GROUP_ROUTING":          {},
-	"FLEXINFER_WORKLOAD_CLASS":                     {},
+	"PROXY_ADMISSION_DEFAULT_MAX_TOKENS":    {},
+	"PROXY_ADMISSION_SAFETY_MARGIN_PERCENT": {},
+	"PROXY_AUTH_TOKEN":                      {},
+	"PROXY_BACKOFF_ENABLED":                 {},
+	"PROXY_BACKOFF_INITIAL_WAIT":            {},
+	"PROXY_BACKOFF_MAX_RETRIES":             {},
+	"PROXY_BACKOFF_MAX_WAIT":                {},
+	"PROXY_COLD_START_TIMEOUT":              {},
+	"PROXY_DIRECT_RUNTIME_ENABLED":          {},
+	"PROXY_GRACEFUL_SHUTDOWN_TIMEOUT":       {},
+	"PROXY_MAX_QUEUE_SIZE":                  {},
+	"PROXY_QUEUE_TIMEOUT":                   {},
+	"PROXY_RATE_LIMIT_BURST":                {},
+	"PROXY_RATE_LIMIT_GLOBAL":               {},
+	"PROXY_RATE_LIMIT_GLOBAL_BURST":         {},
+	"PROXY_RATE_LIMIT_PER_MODEL":            {},
+	"PROXY_SHUTDOWN_DRAIN_DELAY":            {},
+	"FLEXINFER_OTEL_SERVICE_NAMESPACE":      {},
+	"FLEXINFER_PROXY_LABEL_GROUP_ROUTING":   {},
+	"FLEXINFER_WORKLOAD_CLASS":              {},
 }
 
 // What to write in a site instead of what FlexInfer's proxy does itself.
@@ -239,12 +242,37 @@ func setAttempts(a *App, value string) error {
 		return errors.New("write a number from 1 to 3; the default stands")
 	}
 	attempts := min(max(n, 1), 3)
-	if a.Retries == nil {
-		retries := attempts - 1
-		a.Retries = &retries
+	if a.Retries = orZero(a.Retries); a.Retries.Max == nil {
+		a.Retries.Max = new(attempts - 1)
 	}
 	if attempts != n {
 		return fmt.Errorf("write a number from 1 to 3; %d stands", attempts)
+	}
+	return nil
+}
+
+// setSwitch returns what sets an option that is on or off.
+func setSwitch(option func(*App) **bool) func(*App, string) error {
+	return func(a *App, value string) error {
+		on, err := strconv.ParseBool(value)
+		if err != nil {
+			return errors.New("write true or false; the default stands")
+		}
+		if p := option(a); *p == nil {
+			*p = &on
+		}
+		return nil
+	}
+}
+
+func setPromptReserve(a *App, value string) error {
+	n, err := strconv.Atoi(value)
+	if err != nil || n <= 0 {
+		return errors.New("write a number above 0; the default stands")
+	}
+	if c := orZero(a.MaxTokensClamp); c.PromptReserve == 0 && !c.PromptReserveAuto {
+		c.PromptReserve = n
+		a.MaxTokensClamp = c
 	}
 	return nil
 }

@@ -48,12 +48,22 @@ func TestEnvironmentGivesDefaults(t *testing.T) {
 		{"PROXY_LEAST_LOADED_RESERVATION_TTL=abc", `{}`, true},
 		{"PROXY_LEAST_LOADED_RESERVATION_TTL=10", `{}`, true},
 
-		{"FLEXINFER_PROXY_UPSTREAM_MAX_ATTEMPTS=1", `{"retries":0}`, false},
-		{"FLEXINFER_PROXY_UPSTREAM_MAX_ATTEMPTS=2", `{"retries":1}`, false},
-		{"FLEXINFER_PROXY_UPSTREAM_MAX_ATTEMPTS=3", `{"retries":2}`, false},
-		{"FLEXINFER_PROXY_UPSTREAM_MAX_ATTEMPTS=0", `{"retries":0}`, true},
-		{"FLEXINFER_PROXY_UPSTREAM_MAX_ATTEMPTS=9", `{"retries":2}`, true},
+		{"FLEXINFER_PROXY_UPSTREAM_MAX_ATTEMPTS=1", `{"retries":{"max":0}}`, false},
+		{"FLEXINFER_PROXY_UPSTREAM_MAX_ATTEMPTS=2", `{"retries":{"max":1}}`, false},
+		{"FLEXINFER_PROXY_UPSTREAM_MAX_ATTEMPTS=3", `{"retries":{"max":2}}`, false},
+		{"FLEXINFER_PROXY_UPSTREAM_MAX_ATTEMPTS=0", `{"retries":{"max":0}}`, true},
+		{"FLEXINFER_PROXY_UPSTREAM_MAX_ATTEMPTS=9", `{"retries":{"max":2}}`, true},
 		{"FLEXINFER_PROXY_UPSTREAM_MAX_ATTEMPTS=two", `{}`, true},
+
+		{"PROXY_MAX_TOKENS_CLAMP_ENABLED=false", `{"max_tokens_clamp":{"enabled":false}}`, false},
+		{"PROXY_MAX_TOKENS_CLAMP_ENABLED=true", `{"max_tokens_clamp":{"enabled":true}}`, false},
+		{"PROXY_MAX_TOKENS_CLAMP_ENABLED=maybe", `{}`, true},
+		{"PROXY_MAX_TOKENS_CLAMP_PROMPT_RESERVE_TOKENS=256", `{"max_tokens_clamp":{"prompt_reserve":256}}`, false},
+		{"PROXY_MAX_TOKENS_CLAMP_PROMPT_RESERVE_TOKENS=0", `{}`, true},
+		{"PROXY_MAX_TOKENS_CLAMP_PROMPT_RESERVE_TOKENS=auto", `{}`, true},
+		{"PROXY_VALIDATE_REQUESTS=true", `{"validate_requests":true}`, false},
+		{"PROXY_VALIDATE_REQUESTS=0", `{"validate_requests":false}`, false},
+		{"PROXY_VALIDATE_REQUESTS=strict", `{}`, true},
 
 		{"PROXY_ROUTING_ENABLED=true", `{}`, false},
 		{"PROXY_ROUTING_ENABLED=maybe", `{}`, true},
@@ -94,14 +104,18 @@ func TestEnvironmentGivesDefaults(t *testing.T) {
 }
 
 func TestConfigurationWinsOverEnvironment(t *testing.T) {
-	retries, ttl := 0, caddy.Duration(time.Second)
 	got, logs, err := applied(t, &App{
-		Keys:    &Keys{ExplicitKeyMaxLength: 7},
-		Retries: &retries, ReservationTTL: &ttl,
+		Keys:             &Keys{ExplicitKeyMaxLength: 7},
+		Retries:          &Retries{Max: new(0)},
+		ReservationTTL:   new(caddy.Duration(time.Second)),
+		MaxTokensClamp:   &MaxTokensClamp{Enabled: new(true), PromptReserveAuto: true},
+		ValidateRequests: new(false),
 	},
 		"PROXY_ROUTING_EXPLICIT_KEY_MAX_LENGTH=64", "PROXY_ROUTING_SYSTEM_SEGMENT_MAX_LENGTH=65",
-		"PROXY_LEAST_LOADED_RESERVATION_TTL=3s", "FLEXINFER_PROXY_UPSTREAM_MAX_ATTEMPTS=3")
-	const want = `{"keys":{"explicit_key_max_length":7,"system_segment_max_length":65},"retries":0,"reservation_ttl":1000000000}`
+		"PROXY_LEAST_LOADED_RESERVATION_TTL=3s", "FLEXINFER_PROXY_UPSTREAM_MAX_ATTEMPTS=3",
+		"PROXY_MAX_TOKENS_CLAMP_ENABLED=false", "PROXY_MAX_TOKENS_CLAMP_PROMPT_RESERVE_TOKENS=7", "PROXY_VALIDATE_REQUESTS=true")
+	const want = `{"keys":{"explicit_key_max_length":7,"system_segment_max_length":65},"retries":{"max":0},"reservation_ttl":1000000000,` +
+		`"max_tokens_clamp":{"enabled":true,"prompt_reserve_auto":true},"validate_requests":false}`
 	if err != nil || got != want || len(logs) > 0 {
 		t.Errorf("got %s, %v, want %s; logged %v", got, err, want, logs)
 	}

@@ -1,11 +1,17 @@
 package app
 
 import (
+	"cmp"
 	"net/netip"
+	"slices"
 	"sync/atomic"
 	"time"
 
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/call"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/catalog"
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/health"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/key"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/ledger"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/metrics"
@@ -98,21 +104,104 @@ func (a *App) SharedLedger() *ledger.Ledger { return a.state.ledger }
 // Strategy returns the strategy of models that name none, and its name.
 func (a *App) Strategy() (routing.Strategy, string) { return a.strategy, a.strategyName }
 
+// The options where nothing is set.
+const (
+	defaultMaxBody       = 32 << 20
+	defaultPromptReserve = 512
+)
+
+var (
+	defaultRetries = &Retries{
+		Max: new(2), On: []string{"429", "503"},
+		Budget: &RetryBudget{Percent: new(20), Floor: new(10)},
+	}
+
+	defaultTimeouts = &Timeouts{
+		Dial:      caddy.Duration(3 * time.Second),
+		FirstByte: new(caddy.Duration(10 * time.Minute)),
+		Gap:       new(caddy.Duration(5 * time.Minute)),
+	}
+
+	defaultHealth = &Health{
+		EjectAfter:      3,
+		EjectFor:        caddy.Duration(10 * time.Second),
+		EjectForMax:     caddy.Duration(5 * time.Minute),
+		MaxEjected:      new(50),
+		UnhealthyStatus: []string{"500", "502", "504"},
+		Interval:        caddy.Duration(10 * time.Second),
+		Timeout:         caddy.Duration(2 * time.Second),
+		Passes:          2,
+		Fails:           3,
+	}
+)
+
+// callSettings returns what the configuration says about all calls.
+func (a *App) callSettings() *call.Settings {
+	clamp := orZero(a.MaxTokensClamp)
+	set := &call.Settings{
+		MaxBody:       cmp.Or(a.MaxBody, defaultMaxBody),
+		Keys:          a.Keys.config(),
+		Clamp:         clamp.Enabled == nil || *clamp.Enabled,
+		PromptReserve: cmp.Or(clamp.PromptReserve, defaultPromptReserve),
+		MapModel:      a.ResponseModel != "upstream",
+		AskUsage:      a.UsageMetrics == "always",
+		Validate:      deref(a.ValidateRequests),
+		LeaseTTL:      a.ledgerConfig().TTL,
+		Logger:        a.logger,
+	}
+	if clamp.PromptReserveAuto {
+		set.PromptReserve = 0
+	}
+	return set
+}
+
 // policyOf returns how calls for m are made, or those for a model that a
 // source lists if m is nil.
-func (a *App) policyOf(*Model) *catalog.Policy {
-	p := &catalog.Policy{Retries: defaultRetries}
-	if a.Retries != nil {
-		p.Retries = *a.Retries
+func (a *App) policyOf(m *Model) *catalog.Policy {
+	m = orZero(m)
+	r := m.Retries.over(a.Retries).over(defaultRetries)
+	t := m.Timeouts.over(a.Timeouts).over(defaultTimeouts)
+	h := m.Health.over(a.Health).over(defaultHealth)
+	return &catalog.Policy{
+		Retries:    *r.Max,
+		RetryOn:    statuses(r.On),
+		RetryReset: slices.Contains(r.On, reset),
+		RetryShare: float64(*r.Budget.Percent) / 100,
+		RetryFloor: *r.Budget.Floor,
+		FirstByte:  time.Duration(*t.FirstByte),
+		Gap:        time.Duration(*t.Gap),
+		Health: health.Config{
+			EjectAfter:  h.EjectAfter,
+			EjectFor:    time.Duration(h.EjectFor),
+			EjectForMax: time.Duration(h.EjectForMax),
+			MaxEjected:  float64(*h.MaxEjected) / 100,
+			Probe: health.Probe{
+				Path:     h.URI,
+				Interval: time.Duration(h.Interval),
+				Timeout:  time.Duration(h.Timeout),
+				Passes:   h.Passes,
+				Fails:    h.Fails,
+			},
+		},
+		Unhealthy:     statuses(h.UnhealthyStatus),
+		ContextWindow: m.ContextWindow,
 	}
-	return p
 }
 
 // MaxRetries returns the most retries that any model allows.
 func (a *App) MaxRetries() int {
-	most := a.policyOf(nil).Retries
+	most := *a.Retries.over(defaultRetries).Max
 	for _, m := range a.Models {
-		most = max(most, a.policyOf(m).Retries)
+		most = max(most, *m.Retries.over(a.Retries).over(defaultRetries).Max)
 	}
 	return most
 }
+
+// DialTimeout returns how long connecting to an endpoint may take.
+func (a *App) DialTimeout() time.Duration {
+	return time.Duration(a.Timeouts.over(defaultTimeouts).Dial)
+}
+
+// KeepAlive returns how long an idle connection to an endpoint is kept, or 0 if
+// the configuration does not say.
+func (a *App) KeepAlive() time.Duration { return time.Duration(orZero(a.Timeouts).KeepAlive) }

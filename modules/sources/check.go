@@ -23,6 +23,20 @@ const maxNameLength = 256
 
 // CheckName returns an error if name cannot be the name of a model.
 func CheckName(name string) error {
+	if err := checkText(name); err != nil {
+		return err
+	}
+	switch {
+	case strings.ContainsRune(name, '\\'), slices.ContainsFunc(strings.Split(name, "/"), func(s string) bool { return s == "" || s == "." || s == ".." }):
+		return fmt.Errorf("the name %q could not be asked for by path: it holds a backslash, or an empty, . or .. segment", name)
+	case name == "_unknown":
+		return errors.New("the name _unknown stands for all unknown models in metrics")
+	}
+	return nil
+}
+
+// checkText returns an error if name is no one's name of a model.
+func checkText(name string) error {
 	switch {
 	case name == "":
 		return errors.New("the name is empty")
@@ -32,12 +46,17 @@ func CheckName(name string) error {
 		return fmt.Errorf("the name %q is not UTF-8", name)
 	case strings.ContainsFunc(name, unicode.IsControl):
 		return fmt.Errorf("the name %q holds a control character", name)
-	case strings.ContainsRune(name, '\\'), slices.ContainsFunc(strings.Split(name, "/"), func(s string) bool { return s == "" || s == "." || s == ".." }):
-		return fmt.Errorf("the name %q could not be asked for by path: it holds a backslash, or an empty, . or .. segment", name)
-	case name == "_unknown":
-		return errors.New("the name _unknown stands for all unknown models in metrics")
 	case strings.TrimSpace(name) != name:
 		return fmt.Errorf("the name %q starts or ends with white space", name)
+	}
+	return nil
+}
+
+// CheckUpstreamModel returns an error if name cannot be what an upstream knows a
+// model by. Engines may take the path of a file for it.
+func CheckUpstreamModel(name string) error {
+	if err := checkText(name); err != nil {
+		return fmt.Errorf("model: %w", err)
 	}
 	return nil
 }

@@ -29,6 +29,11 @@ type Upstream struct {
 	// means port 80, or 443 for https.
 	Address string `json:"address"`
 
+	// The name that the upstream knows the model by; requests to it have
+	// this one. Only for the upstreams of a model that the configuration
+	// declares. Default: the model's name.
+	Model string `json:"model,omitempty"`
+
 	// The upstream's share of the load relative to others, 1 to 100.
 	// Default: `1`.
 	Weight int `json:"weight,omitempty"`
@@ -93,7 +98,12 @@ func (u *Upstream) Spec() (routing.Spec, error) {
 			return spec, fmt.Errorf("upstream %s: %w", u.Address, err)
 		}
 	}
-	spec.Weight, spec.Labels = u.Weight, u.Labels
+	if u.Model != "" {
+		if err := CheckUpstreamModel(u.Model); err != nil {
+			return spec, fmt.Errorf("upstream %s: %w", u.Address, err)
+		}
+	}
+	spec.Model, spec.Weight, spec.Labels = u.Model, u.Weight, u.Labels
 	if len(u.Headers) == 0 {
 		return spec, nil
 	}

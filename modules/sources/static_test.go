@@ -26,7 +26,7 @@ func TestStatic(t *testing.T) {
 	t.Setenv("STATIC_TEST_KEY", "k1")
 	m, err := provision(t, "flexinfer.sources.static", `{"upstreams": [
 		{"address": "10.0.0.5:8000"},
-		{"address": "https://eu.example.com/base", "weight": 2, "labels": {"region": "eu"},
+		{"address": "https://eu.example.com/base", "model": "/models/m.gguf", "weight": 2, "labels": {"region": "eu"},
 		 "headers": {"authorization": "Bearer {env.STATIC_TEST_KEY}"}}
 	]}`)
 	if err != nil {
@@ -38,7 +38,7 @@ func TestStatic(t *testing.T) {
 	}
 	want := []routing.Model{{Endpoints: []routing.Spec{
 		{Scheme: "http", Address: "10.0.0.5:8000"},
-		{Scheme: "https", Address: "eu.example.com:443", Path: "/base", Weight: 2, Labels: map[string]string{"region": "eu"},
+		{Scheme: "https", Address: "eu.example.com:443", Path: "/base", Model: "/models/m.gguf", Weight: 2, Labels: map[string]string{"region": "eu"},
 			Header: http.Header{"Authorization": {"Bearer k1"}}},
 	}}}
 	if !reflect.DeepEqual(models, want) {
@@ -53,6 +53,7 @@ func TestStaticErrors(t *testing.T) {
 		{"twice", `[{"address": "a:80"}, {"address": "http://A"}]`, "listed twice"},
 		{"negative weight", `[{"address": "a:1", "weight": -1}]`, "write a number from 1 to 100"},
 		{"heavy", `[{"address": "a:1", "weight": 101}]`, "write a number from 1 to 100"},
+		{"model", `[{"address": "a:1", "model": "a\u0000"}]`, "model: the name"},
 		{"field", `[{"address": "a:1", "headers": {"X Y": ""}}]`, "not the name of a header field"},
 		{"fields", `[{"address": "a:1", "headers": {"x-a": "1", "X-A": "2"}}]`, "set twice"},
 		{"unknown placeholder", `[{"address": "a:1", "headers": {"X-A": "{http.request.uri}"}}]`, "http.request.uri"},

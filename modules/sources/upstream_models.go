@@ -67,6 +67,11 @@ func (s *UpstreamModels) Provision(ctx caddy.Context) error {
 	if s.Interval == 0 {
 		s.Interval = caddy.Duration(defaultPollInterval)
 	}
+	for _, u := range s.Upstreams {
+		if u.Model != "" {
+			return fmt.Errorf("upstream %s: model is for upstreams of a declared model; this one's are those that it lists", u.Address)
+		}
+	}
 	var err error
 	if s.specs, err = specsOf(s.Upstreams); err != nil {
 		return err

@@ -366,6 +366,7 @@ func TestUpstreamModelsErrors(t *testing.T) {
 		{"none", `{}`, "no upstreams"},
 		{"address", `{"upstreams": [{"address": "a:80"}, {"address": "b"}]}`, "such as b:8000"},
 		{"twice", `{"upstreams": [{"address": "a:80"}, {"address": "A:80"}]}`, "listed twice"},
+		{"model", `{"upstreams": [{"address": "a:80", "model": "m"}]}`, "those that it lists"},
 		{"interval", `{"upstreams": [{"address": "a:80"}], "interval": "-1s"}`, "write a time above 0"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

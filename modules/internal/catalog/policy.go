@@ -2,12 +2,14 @@ package catalog
 
 import (
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/health"
 )
 
-// A Policy says how the calls for a model are made. It does not change.
+// A Policy says how the calls for a model are made. It does not change, but for
+// what is learned of the context window.
 type Policy struct {
 	// Retries is how many attempts may follow the first.
 	Retries int
@@ -28,14 +30,25 @@ type Policy struct {
 	// how long between two of them. 0 is for ever.
 	FirstByte, Gap time.Duration
 
-	// Health says when an endpoint is passed over.
-	Health health.Config
+	// Health says when an endpoint is passed over, and Unhealthy which
+	// statuses of answers are failures.
+	Health    health.Config
+	Unhealthy Statuses
 
-	// ContextWindow is the model's, in tokens; 0 if it is not known.
+	// ContextWindow is the model's, in tokens; 0 if it is not declared.
 	ContextWindow int
 
-	// ContextWindowAuto asks the engines for it.
-	ContextWindowAuto bool
+	// LearnedWindow is the model's as its engines report it, 0 until they
+	// do; nil if they are not asked.
+	LearnedWindow *atomic.Int64
+}
+
+// Window returns the model's context window in tokens, 0 if it is not known.
+func (p *Policy) Window() int {
+	if p.ContextWindow == 0 && p.LearnedWindow != nil {
+		return int(p.LearnedWindow.Load())
+	}
+	return p.ContextWindow
 }
 
 // Statuses is a set of HTTP statuses.
