@@ -5,6 +5,7 @@ package app
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -26,6 +27,7 @@ func init() {
 
 // instance is the part of an App that the configuration does not set.
 type instance struct {
+	ctx      caddy.Context
 	logger   *zap.Logger
 	state    *state
 	released bool // state was given up; it is still valid
@@ -39,6 +41,7 @@ type instance struct {
 	// of handlers with sources of their own.
 	catalogs []*catalog.Catalog
 	starters []routing.Starter
+	learning []*windowLearner
 	cancel   context.CancelFunc
 	running  sync.WaitGroup
 }
@@ -63,7 +66,7 @@ func Of(ctx caddy.Context) (*App, error) {
 
 // Provision sets up a.
 func (a *App) Provision(ctx caddy.Context) error {
-	a.logger = ctx.Logger()
+	a.ctx, a.logger = ctx, ctx.Logger()
 	if err := a.applyEnvironment(a.logger); err != nil {
 		return err
 	}
@@ -115,6 +118,11 @@ func (a *App) declare(ctx caddy.Context, m *Model) (d catalog.Declaration, err e
 			return d, fmt.Errorf("service: %w", err)
 		}
 		d.Service = &spec
+	}
+	if m.ContextWindowAuto {
+		if err := a.learn(m.Name, d.Policy); err != nil {
+			return d, fmt.Errorf("context_window: %w", err)
+		}
 	}
 	return d, nil
 }
@@ -205,6 +213,7 @@ func (a *App) Settings() *call.Settings { return a.settings }
 
 // Start begins to follow the sources and to probe the endpoints.
 func (a *App) Start() error {
+	warnOfNoDrain(a.ctx, a.logger)
 	a.state.begin(a)
 	for _, s := range a.starters {
 		if err := s.Start(); err != nil {
@@ -218,6 +227,9 @@ func (a *App) Start() error {
 	}
 	if a.probes() {
 		a.running.Go(func() { a.probe(ctx) })
+	}
+	for _, l := range a.learning {
+		a.running.Go(func() { l.run(ctx) })
 	}
 	return nil
 }
@@ -247,7 +259,13 @@ func (a *App) Cleanup() error {
 	for _, c := range a.catalogs {
 		c.Close()
 	}
-	if _, err := states.Delete(stateKey); err != nil {
+	var errs []error
+	for _, l := range a.learning {
+		_, err := windows.Delete(l.model)
+		errs = append(errs, err)
+	}
+	_, err := states.Delete(stateKey)
+	if err = errors.Join(append(errs, err)...); err != nil {
 		return fmt.Errorf("giving up shared state: %w", err)
 	}
 	return nil

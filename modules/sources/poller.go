@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -202,19 +203,42 @@ func (p *poller) run(ctx context.Context) {
 	}
 }
 
-// ask returns the models that the upstream lists now, sorted.
+// ask returns the names of the models that the upstream lists now, sorted.
+// Those that no model can have are left out.
 func (p *poller) ask(ctx context.Context) ([]string, error) {
-	scheme := p.spec.Scheme
-	if scheme == "h2c" {
-		scheme = "http" // with the client's protocols
-	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, scheme+"://"+p.spec.Address+p.spec.Path+"/v1/models", nil)
+	listed, err := list(ctx, p.client, &p.spec)
 	if err != nil {
 		return nil, err
 	}
-	maps.Copy(req.Header, p.spec.Header)
+	return namesOf(listed), nil
+}
+
+// A Listed is a model as an upstream lists it.
+type Listed struct {
+	Name string
+
+	// Window is the context window in tokens, max_model_len; 0 if the
+	// upstream does not say.
+	Window int
+}
+
+// List asks an upstream for its models, over a connection of its own.
+func List(ctx context.Context, upstream *routing.Spec) ([]Listed, error) {
+	return list(ctx, newPollClient(upstream.Scheme, nil), upstream)
+}
+
+func list(ctx context.Context, client *http.Client, upstream *routing.Spec) ([]Listed, error) {
+	scheme := upstream.Scheme
+	if scheme == "h2c" {
+		scheme = "http" // with the client's protocols
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, scheme+"://"+upstream.Address+upstream.Path+"/v1/models", nil)
+	if err != nil {
+		return nil, err
+	}
+	maps.Copy(req.Header, upstream.Header)
 	req.Header.Set("Accept", "application/json")
-	resp, err := p.client.Do(req)
+	resp, err := client.Do(req)
 	if err != nil {
 		return nil, err
 	}
@@ -225,9 +249,8 @@ func (p *poller) ask(ctx context.Context) ([]string, error) {
 	return readModelList(resp.Body)
 }
 
-// readModelList reads an answer to GET /v1/models. Names that no model can
-// have are left out.
-func readModelList(body io.Reader) ([]string, error) {
+// readModelList reads an answer to GET /v1/models.
+func readModelList(body io.Reader) ([]Listed, error) {
 	b, err := io.ReadAll(io.LimitReader(body, maxModelList+1))
 	if err != nil {
 		return nil, fmt.Errorf("reading the list of models: %w", err)
@@ -245,19 +268,31 @@ func readModelList(body io.Reader) ([]string, error) {
 		return nil, errors.New("the list of models has no data")
 	}
 	var models []struct {
-		ID string `json:"id"`
+		ID          string          `json:"id"`
+		MaxModelLen json.RawMessage `json:"max_model_len"` // may be anything
 	}
 	if err := json.Unmarshal(list.Data, &models); err != nil { // null is an empty list, as Ollama says it
 		return nil, fmt.Errorf("reading the list of models: %w", err)
 	}
-	names := make([]string, 0, len(models))
-	for _, m := range models {
-		if CheckName(m.ID) == nil {
-			names = append(names, m.ID)
+	listed := make([]Listed, len(models))
+	for i, m := range models {
+		listed[i].Name = m.ID
+		if n, err := strconv.ParseInt(string(m.MaxModelLen), 10, 32); err == nil && n > 0 {
+			listed[i].Window = int(n)
+		}
+	}
+	return listed, nil
+}
+
+func namesOf(listed []Listed) []string {
+	names := make([]string, 0, len(listed))
+	for _, m := range listed {
+		if CheckName(m.Name) == nil {
+			names = append(names, m.Name)
 		}
 	}
 	slices.Sort(names)
-	return slices.Compact(names), nil
+	return slices.Compact(names)
 }
 
 // record takes over the outcome of a question and tells the subscribers.

@@ -239,13 +239,36 @@ func TestBadAnswers(t *testing.T) {
 }
 
 func TestOddNamesAreLeftOut(t *testing.T) {
-	names, err := readModelList(strings.NewReader(`{"data": [{"id": "b"}, {"id": ""}, {}, {"id": "a\nb"}, {"id": "` +
+	listed, err := readModelList(strings.NewReader(`{"data": [{"id": "b"}, {"id": ""}, {}, {"id": "a\nb"}, {"id": "` +
 		strings.Repeat("x", 257) + `"}, {"id": "a"}, {"id": "b", "created": "yesterday"}]}`))
-	if err != nil || !slices.Equal(names, []string{"a", "b"}) {
+	if names := namesOf(listed); err != nil || !slices.Equal(names, []string{"a", "b"}) {
 		t.Errorf("got %q, %v", names, err)
 	}
-	if names, err = readModelList(strings.NewReader(`{"object": "list", "data": null}`)); err != nil || len(names) != 0 {
-		t.Errorf("an Ollama without models: got %q, %v", names, err)
+	if listed, err = readModelList(strings.NewReader(`{"object": "list", "data": null}`)); err != nil || len(listed) != 0 {
+		t.Errorf("an Ollama without models: got %v, %v", listed, err)
+	}
+}
+
+func TestContextWindowsThatAreListed(t *testing.T) {
+	for _, tt := range []struct {
+		length string
+		want   int
+	}{
+		{`32768`, 32768},
+		{`2147483647`, 2147483647},
+		{`0`, 0},
+		{`-1`, 0},
+		{`4294967296`, 0},
+		{`99999999999999999999`, 0},
+		{`1.5`, 0},
+		{`"4096"`, 0},
+		{`null`, 0},
+		{`{"tokens": 1}`, 0},
+	} {
+		listed, err := readModelList(strings.NewReader(`{"data": [{"id": "m", "max_model_len": ` + tt.length + `}, {"id": "n"}]}`))
+		if want := []Listed{{"m", tt.want}, {"n", 0}}; err != nil || !slices.Equal(listed, want) {
+			t.Errorf("%s: got %v, %v, want %v", tt.length, listed, err, want)
+		}
 	}
 }
 
