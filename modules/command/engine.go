@@ -33,8 +33,8 @@ func newEngineCommand() *cobra.Command {
 		Short: "Runs simulated inference engines",
 		Long: `
 Runs simulated inference engines, one on each --listen address. They speak the
-OpenAI API (chat, completions, embeddings, responses), Anthropic's messages, and
-have vLLM's metrics, over HTTP/1.1 and h2c. Answers are words drawn from a small
+OpenAI API (chat, completions, embeddings, responses, audio), Anthropic's
+messages and Ollama's API, and have vLLM's metrics, over HTTP/1.1 and h2c. Answers are words drawn from a small
 vocabulary; prefix cache, queue and timing are like those of a real engine. No
 GPU and no model are needed.
 

@@ -24,12 +24,20 @@ func init() {
 // Handler is a simulated inference engine, for demonstrations, tests and
 // gateways without a GPU behind them. It answers every request itself.
 //
-// It speaks `/v1/chat/completions`, `/v1/completions`, `/v1/embeddings`,
-// `/v1/responses`, `/v1/messages`, `/v1/models`, `/tokenize`, `/version`,
-// `/health` and, under vLLM's names, `/metrics`. The words of an answer are
-// drawn from a small vocabulary and depend on the prompt alone; their number is
-// the client's limit, or 16. The header `X-Engine-Id` and the field
-// `system_fingerprint` of an answer name the engine that gave it.
+// It speaks OpenAI's API (`/v1/chat/completions`, `/v1/completions`,
+// `/v1/embeddings`, `/v1/responses`, `/v1/audio/transcriptions`,
+// `/v1/audio/speech`, `/v1/models`), Anthropic's `/v1/messages`, Ollama's
+// (`/api/chat`, `/api/generate`, `/api/embed`, `/api/embeddings`, `/api/show`,
+// `/api/tags`, `/api/ps`, `/api/version`), and has vLLM's `/v1/rerank`,
+// `/tokenize`, `/detokenize`, `/version`, `/health` and `/metrics`. The words of
+// an answer are drawn from a small vocabulary and depend on the prompt alone;
+// their number is the client's limit, or 16. Speech is a tone in WAV. The header
+// `X-Engine-Id` names the engine that gave an answer, and so does the field
+// `system_fingerprint` in OpenAI's API.
+//
+// The latest 1000 responses, 64 MiB at most, are kept in memory, unless `store`
+// is false: `previous_response_id` goes on with one, and `/v1/responses/<id>`
+// shows or deletes it. Other engines do not know them.
 //
 // What a gateway can feel is like that of a real engine. Prompts are cut into
 // tokens of about four bytes and these into blocks; blocks are kept in a prefix

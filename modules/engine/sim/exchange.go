@@ -25,19 +25,37 @@ type exchange struct {
 	note   *note
 	fault  Fault
 
-	anthropic bool // the shape of errors
-	began     bool // the answer's headers are sent
-	sent      int  // tokens of a stream
-	usage     usage
-	buf       []byte
+	api   api  // whose shape errors have
+	began bool // the answer's headers are sent
+	sent  int  // tokens of a stream
+	usage usage
+	buf   []byte
+}
+
+// An api is one of the APIs that an engine speaks.
+type api uint8
+
+const (
+	openAI api = iota
+	anthropicAPI
+	ollamaAPI
+)
+
+func apiOf(path string) api {
+	switch {
+	case path == "/v1/messages":
+		return anthropicAPI
+	case strings.HasPrefix(path, "/api/"):
+		return ollamaAPI
+	}
+	return openAI
 }
 
 // handle makes an http.Handler of one endpoint: it reads the body, writes the
 // request down, lets the fault that is set strike, and answers errors.
 func (e *Engine) handle(inference bool, serve func(x *exchange) error) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		x := &exchange{engine: e, w: w, r: r, ctl: http.NewResponseController(w)}
-		x.anthropic = r.URL.Path == "/v1/messages"
+		x := &exchange{engine: e, w: w, r: r, ctl: http.NewResponseController(w), api: apiOf(r.URL.Path)}
 		body, err := readBody(w, r)
 		x.body = body
 		x.note = e.history.add(r, body)
@@ -95,7 +113,10 @@ func (x *exchange) fail(err error) {
 // errorBody is what vLLM says, in the shape of the API that was called.
 func (x *exchange) errorBody(e *apiError) []byte {
 	var body any
-	if x.anthropic {
+	switch x.api {
+	case ollamaAPI:
+		body = map[string]string{"error": e.message}
+	case anthropicAPI:
 		kind := anthropicErrors[e.status]
 		if kind == "" {
 			kind = "api_error"
@@ -104,7 +125,7 @@ func (x *exchange) errorBody(e *apiError) []byte {
 			Type  string            `json:"type"`
 			Error map[string]string `json:"error"`
 		}{"error", map[string]string{"type": kind, "message": e.message}}
-	} else {
+	default:
 		var refusal struct {
 			Error struct {
 				Message string  `json:"message"`
@@ -138,8 +159,12 @@ func (x *exchange) reply(v any) error {
 	if err != nil {
 		return err
 	}
-	x.w.Header().Set("Content-Type", "application/json")
-	return x.write(http.StatusOK, b)
+	return x.replyBytes("application/json", b)
+}
+
+func (x *exchange) replyBytes(mediaType string, body []byte) error {
+	x.w.Header().Set("Content-Type", mediaType)
+	return x.write(http.StatusOK, body)
 }
 
 // write answers with a status and a whole body, or with as much of it as the
@@ -178,11 +203,17 @@ func (x *exchange) delay() error {
 	return sleep(x.r.Context(), time.Duration(d))
 }
 
-// stream sends status and headers of an event stream, at once, as engines do
-// before they have computed anything.
-func (x *exchange) stream() error {
+// The media types of streams.
+const (
+	eventStream = "text/event-stream; charset=utf-8"
+	lineStream  = "application/x-ndjson"
+)
+
+// stream sends status and headers of a stream, at once, as engines do before
+// they have computed anything.
+func (x *exchange) stream(mediaType string) error {
 	h := x.w.Header()
-	h.Set("Content-Type", "text/event-stream; charset=utf-8")
+	h.Set("Content-Type", mediaType)
 	h.Set("Cache-Control", "no-cache")
 	for name, value := range x.fault.Headers {
 		h.Set(name, value)
@@ -211,6 +242,16 @@ func (x *exchange) event(name string, v any) error {
 	b = append(append(append(b, "data: "...), data...), "\n\n"...)
 	x.buf = b
 	_, err = x.w.Write(b)
+	return err
+}
+
+// line writes one line of JSON.
+func (x *exchange) line(v any) error {
+	data, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	_, err = x.w.Write(append(data, '\n'))
 	return err
 }
 
@@ -247,9 +288,8 @@ func (x *exchange) tally(s *sequence) {
 
 // collect runs a sequence and returns its answer in one piece.
 func (x *exchange) collect(s *sequence) (string, error) {
-	prompt := len(s.text)
 	err := x.run(s, func(string) error { return nil })
-	return string(s.text[prompt:]), err
+	return s.said(), err
 }
 
 // reset sends what was written and tears the connection down: a TCP reset under

@@ -21,21 +21,12 @@ func (x *exchange) messages() error {
 		return err
 	}
 	p.role("assistant")
-	answer, finish, err := q.answer("max_tokens")
+	s, stream, err := x.single(q, m, p, "max_tokens")
 	if err != nil {
 		return err
 	}
-	stream, err := q.flag("stream")
-	if err != nil {
-		return err
-	}
-	sequences, err := x.sequences(q, m, []prompt{p}, 1, answer)
-	if err != nil {
-		return err
-	}
-	s := sequences[0]
 	reason := "end_turn"
-	if finish == finishLength {
+	if s.finish == finishLength {
 		reason = "max_tokens"
 	}
 	message := fields{
@@ -65,7 +56,7 @@ func messageUsage(s *sequence) fields {
 }
 
 func (x *exchange) streamMessage(message fields, s *sequence, reason string) error {
-	if err := x.stream(); err != nil {
+	if err := x.stream(eventStream); err != nil {
 		return err
 	}
 	send := func(kind string, event fields) error {

@@ -4,28 +4,50 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/cespare/xxhash/v2"
 	"github.com/tidwall/gjson"
 )
 
 // routes are the endpoints of the API.
 func (e *Engine) routes() *http.ServeMux {
 	mux := http.NewServeMux()
-	route := func(method, path string, inference bool, serve func(x *exchange) error) {
-		mux.Handle(method+" "+path, e.handle(inference, serve))
+	others := func(path, allowed string) {
 		mux.Handle(path, e.handle(false, func(x *exchange) error {
-			x.w.Header().Set("Allow", method)
+			x.w.Header().Set("Allow", allowed)
 			return &apiError{status: http.StatusMethodNotAllowed, message: "Method Not Allowed"}
 		}))
+	}
+	route := func(method, path string, inference bool, serve func(x *exchange) error) {
+		mux.Handle(method+" "+path, e.handle(inference, serve))
+		others(path, method)
 	}
 	post := func(path string, serve func(x *exchange) error) { route(http.MethodPost, path, true, serve) }
 	get := func(path string, serve func(x *exchange) error) { route(http.MethodGet, path, false, serve) }
 	post("/v1/chat/completions", (*exchange).chat)
 	post("/v1/completions", (*exchange).completions)
 	post("/v1/embeddings", (*exchange).embeddings)
-	post("/v1/responses", (*exchange).responses)
+	post("/v1/rerank", (*exchange).rerank)
+	post("/v1/audio/transcriptions", (*exchange).transcriptions)
+	post("/v1/audio/speech", (*exchange).speech)
 	post("/v1/messages", (*exchange).messages)
 	post("/tokenize", (*exchange).tokenize)
+	post("/detokenize", (*exchange).detokenize)
+
+	post("/v1/responses", (*exchange).responses)
+	mux.Handle("GET /v1/responses/{id}", e.handle(false, (*exchange).getResponse))
+	mux.Handle("DELETE /v1/responses/{id}", e.handle(false, (*exchange).deleteResponse))
+	others("/v1/responses/{id}", "GET, DELETE")
+	route(http.MethodPost, "/v1/responses/{id}/cancel", false, (*exchange).cancelResponse)
+	get("/v1/responses/{id}/input_items", (*exchange).inputItems)
+
+	post("/api/chat", (*exchange).ollamaChat)
+	post("/api/generate", (*exchange).ollamaGenerate)
+	post("/api/embed", (*exchange).ollamaEmbed)
+	post("/api/embeddings", (*exchange).ollamaEmbeddings)
+	route(http.MethodPost, "/api/show", false, (*exchange).ollamaShow)
+	get("/api/tags", (*exchange).ollamaTags)
+	get("/api/ps", (*exchange).ollamaProcesses)
+	get("/api/version", func(x *exchange) error { return x.reply(map[string]string{"version": "0.0.0"}) })
+
 	get("/v1/models", (*exchange).list)
 	get("/v1/models/{id...}", (*exchange).lookUp)
 	get("/health", func(x *exchange) error { return x.write(http.StatusOK, nil) })
@@ -125,11 +147,9 @@ func (x *exchange) chat() error {
 		return err
 	}
 	p := make(prompt, 0, len(x.body))
-	p.tools(q["tools"])
-	if err := p.messages("messages", q["messages"]); err != nil {
+	if err := p.chat(q); err != nil {
 		return err
 	}
-	p.role("assistant")
 	return x.complete(q, m, []prompt{p}, &chatShape)
 }
 
@@ -147,7 +167,7 @@ func (x *exchange) completions() error {
 
 // complete answers prompts in a shape, in one piece or as a stream.
 func (x *exchange) complete(q request, m *model, prompts []prompt, shape *completionShape) error {
-	answer, finish, err := q.answer("max_completion_tokens", "max_tokens")
+	answer, err := q.extent("max_completion_tokens", "max_tokens")
 	if err != nil {
 		return err
 	}
@@ -155,7 +175,7 @@ func (x *exchange) complete(q request, m *model, prompts []prompt, shape *comple
 	if err != nil {
 		return err
 	}
-	stream, err := q.flag("stream")
+	stream, err := q.flag("stream", false)
 	if err != nil {
 		return err
 	}
@@ -176,21 +196,21 @@ func (x *exchange) complete(q request, m *model, prompts []prompt, shape *comple
 	}
 	if stream {
 		c.Object = shape.event
-		return x.streamCompletion(&c, sequences, shape, finish, withUsage)
+		return x.streamCompletion(&c, sequences, shape, withUsage)
 	}
 	for i, s := range sequences {
 		text, err := x.collect(s)
 		if err != nil {
 			return err
 		}
-		c.Choices = append(c.Choices, shape.whole(i, text, &finish))
+		c.Choices = append(c.Choices, shape.whole(i, text, &s.finish))
 	}
 	c.Usage = &x.usage
 	return x.reply(&c)
 }
 
-func (x *exchange) streamCompletion(c *completion, sequences []*sequence, shape *completionShape, finish string, withUsage bool) error {
-	if err := x.stream(); err != nil {
+func (x *exchange) streamCompletion(c *completion, sequences []*sequence, shape *completionShape, withUsage bool) error {
+	if err := x.stream(eventStream); err != nil {
 		return err
 	}
 	send := func(choice any) error {
@@ -212,7 +232,7 @@ func (x *exchange) streamCompletion(c *completion, sequences []*sequence, shape 
 		if err != nil {
 			return err
 		}
-		if err := send(shape.delta(i, "", &finish)); err != nil {
+		if err := send(shape.delta(i, "", &s.finish)); err != nil {
 			return err
 		}
 	}
@@ -239,85 +259,7 @@ func (q request) streamUsage(stream bool) (bool, error) {
 	case !stream:
 		return false, badRequest("stream_options", "stream_options are only for streams: set stream to true")
 	}
-	return object(options).flag("include_usage")
-}
-
-// dimensions is how long a vector is when the client does not say.
-const dimensions = 64
-
-type embedding struct {
-	Object    string `json:"object"`
-	Index     int    `json:"index"`
-	Embedding any    `json:"embedding"`
-}
-
-func (x *exchange) embeddings() error {
-	q, m, err := x.parse()
-	if err != nil {
-		return err
-	}
-	inputs, err := texts("input", q["input"])
-	if err != nil {
-		return err
-	}
-	n, err := q.number("dimensions", dimensions)
-	if err != nil {
-		return err
-	}
-	format, err := q.text("encoding_format")
-	if err != nil {
-		return err
-	}
-	if n > 4096 {
-		return badRequest("dimensions", "dimensions must be at most 4096")
-	}
-	if format != "" && format != "float" && format != "base64" {
-		return badRequest("encoding_format", "encoding_format must be float or base64")
-	}
-	sequences, err := x.sequences(q, m, inputs, 1, 0)
-	if err != nil {
-		return err
-	}
-	data := make([]embedding, len(sequences))
-	for i, s := range sequences {
-		if err := x.run(s, nil); err != nil {
-			return err
-		}
-		v := vector(s.seed, n)
-		data[i] = embedding{Object: "embedding", Index: i, Embedding: v}
-		if format == "base64" {
-			data[i].Embedding = base64Vector(v)
-		}
-	}
-	return x.reply(map[string]any{"id": x.id("embd-"), "object": "list", "created": time.Now().Unix(), "model": m.name, "data": data, "usage": x.usage})
-}
-
-func (x *exchange) tokenize() error {
-	q, _, err := x.parse()
-	if err != nil {
-		return err
-	}
-	var p prompt
-	if q["messages"].Exists() {
-		p.tools(q["tools"])
-		if err := p.messages("messages", q["messages"]); err != nil {
-			return err
-		}
-		p.role("assistant")
-	} else {
-		text, err := q.text("prompt")
-		if err != nil {
-			return err
-		}
-		p.text(text)
-	}
-	ids := make([]uint32, 0, len(p)/4)
-	for i := 0; i < len(p); {
-		end := nextToken(p, i)
-		ids = append(ids, uint32(xxhash.Sum64(p[i:end])%(1<<17)))
-		i = end
-	}
-	return x.reply(map[string]any{"count": len(ids), "max_model_len": x.engine.cfg.MaxModelLen, "tokens": ids})
+	return object(options).flag("include_usage", false)
 }
 
 func (e *Engine) card(name string) map[string]any {

@@ -84,12 +84,28 @@ func (p *prompt) part(param string, v gjson.Result) error {
 	case "tool_use", "tool_result", "thinking", "refusal":
 		p.text(v.Raw)
 	default:
-		p.mark(markMedia)
-		seed := xxhash.Sum64String(v.Raw)
-		for i := range uint64(mediaTokens) {
-			*p = appendToken(*p, mix(seed+i))
-		}
+		p.media(xxhash.Sum64String(v.Raw))
 	}
+	return nil
+}
+
+// media appends the tokens of an image, a sound or a file by its hash. Their
+// numbers are none that text has.
+func (p *prompt) media(seed uint64) {
+	p.mark(markMedia)
+	for i := range uint64(mediaTokens) {
+		*p = appendToken(*p, 1<<52|mix(seed+i)>>12)
+	}
+}
+
+// chat appends a chat as OpenAI's and Ollama's APIs have it, up to where the
+// answer is to come.
+func (p *prompt) chat(q request) error {
+	p.tools(q["tools"])
+	if err := p.messages("messages", q["messages"]); err != nil {
+		return err
+	}
+	p.role("assistant")
 	return nil
 }
 
@@ -130,6 +146,10 @@ func (p *prompt) message(param string, v gjson.Result) error {
 	if err := p.content(param, message["content"]); err != nil {
 		return err
 	}
+	message["images"].ForEach(func(_, image gjson.Result) bool { // Ollama's
+		p.media(xxhash.Sum64String(image.Raw))
+		return true
+	})
 	for _, name := range []string{"tool_calls", "tool_call_id", "name"} {
 		if f := message[name]; f.Type != gjson.Null {
 			p.text(f.Raw)

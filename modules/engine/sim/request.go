@@ -96,9 +96,13 @@ func (q request) text(name string) (string, error) {
 	return v.String(), nil
 }
 
-func (q request) flag(name string) (bool, error) {
+// flag returns true or false, or otherwise if it is absent.
+func (q request) flag(name string, otherwise bool) (bool, error) {
 	v := q[name]
-	if v.Type != gjson.Null && !v.IsBool() {
+	switch {
+	case v.Type == gjson.Null:
+		return otherwise, nil
+	case !v.IsBool():
 		return false, badRequest(name, "%s must be true or false", name)
 	}
 	return v.Bool(), nil
@@ -116,17 +120,23 @@ func (q request) number(name string, otherwise int) (int, error) {
 	return 0, badRequest(name, "%s must be a whole number of at least 1", name)
 }
 
-// answer returns how many tokens to generate and why the answer ends there.
-// Of several names for the limit the first one counts.
-func (q request) answer(names ...string) (tokens int, finish string, err error) {
+// An extent is how many tokens an answer has, and why it ends there.
+type extent struct {
+	tokens int
+	finish string
+}
+
+// extent returns that of the answer that is asked for. Of several names for
+// the limit the first one counts.
+func (q request) extent(names ...string) (extent, error) {
 	for _, name := range names {
 		if q[name].Type == gjson.Null {
 			continue
 		}
-		tokens, err = q.number(name, 0)
-		return tokens, finishLength, err
+		n, err := q.number(name, 0)
+		return extent{n, finishLength}, err
 	}
-	return defaultAnswer, finishStop, nil
+	return extent{defaultAnswer, finishStop}, nil
 }
 
 const (
@@ -144,9 +154,18 @@ func (x *exchange) parse() (request, *model, error) {
 	if err != nil {
 		return nil, nil, err
 	}
+	m, err := x.modelOf(q)
+	return q, m, err
+}
+
+// modelOf returns the model that q asks for, and notes it.
+func (x *exchange) modelOf(q request) (*model, error) {
 	name, err := q.text("model")
+	if err == nil && name == "" && x.api == ollamaAPI {
+		name, err = q.text("name") // of old clients
+	}
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	if name == "" {
 		name = x.engine.cfg.Models[0]
@@ -161,13 +180,30 @@ func (x *exchange) parse() (request, *model, error) {
 		n.Model = strings.Clone(name[:min(len(name), 256)])
 	})
 	if m == nil {
-		return nil, nil, unknownModel(name)
+		return nil, unknownModel(name)
 	}
-	return q, m, nil
+	return m, nil
+}
+
+// single returns the sequence of one prompt, its answer bounded by a limit in
+// q, and whether the answer is to be a stream.
+func (x *exchange) single(q request, m *model, p prompt, limit string) (s *sequence, stream bool, err error) {
+	answer, err := q.extent(limit)
+	if err != nil {
+		return nil, false, err
+	}
+	if stream, err = q.flag("stream", false); err != nil {
+		return nil, false, err
+	}
+	all, err := x.sequences(q, m, []prompt{p}, 1, answer)
+	if err != nil {
+		return nil, false, err
+	}
+	return all[0], stream, nil
 }
 
 // sequences returns n sequences for each of the prompts.
-func (x *exchange) sequences(q request, m *model, prompts []prompt, n, answer int) ([]*sequence, error) {
+func (x *exchange) sequences(q request, m *model, prompts []prompt, n int, answer extent) ([]*sequence, error) {
 	salt, err := q.text("cache_salt")
 	if err != nil {
 		return nil, err
@@ -182,13 +218,13 @@ func (x *exchange) sequences(q request, m *model, prompts []prompt, n, answer in
 			if choice > 0 {
 				text = bytes.Clone(all[len(all)-1].text)
 			}
-			s := x.engine.newSequence(m, text, salt, answer)
+			s := x.engine.newSequence(m, text, salt, answer.tokens)
 			if window := x.engine.cfg.MaxModelLen; s.prompt+s.answer > window {
 				return nil, badRequest("", "This model's maximum context length is %d tokens. However, you requested %d tokens "+
 					"(%d in the prompt, %d in the answer). Please reduce the length of the prompt or of the answer.",
 					window, s.prompt+s.answer, s.prompt, s.answer)
 			}
-			s.choice = choice
+			s.choice, s.finish = choice, answer.finish
 			s.seed += uint64(choice) << 32
 			all = append(all, s)
 		}

@@ -13,8 +13,10 @@ type sequence struct {
 	chain
 	model  *model
 	prompt int    // tokens
+	from   int    // where the answer begins in the text
 	answer int    // tokens, to be generated
 	choice int    // of several answers to the same prompt
+	finish string // why the answer ends
 	seed   uint64 // of the answer's words
 
 	// generated is how many tokens of the answer there are.
@@ -40,10 +42,13 @@ func (e *Engine) newSequence(m *model, prompt []byte, salt string, answer int) *
 		s.parent ^= xxhash.Sum64String(salt)
 	}
 	s.grow()
-	s.prompt = s.tokens
+	s.prompt, s.from = s.tokens, len(prompt)
 	s.seed = xxhash.Sum64(prompt) ^ m.seed
 	return s
 }
+
+// said returns what there is of the answer.
+func (s *sequence) said() string { return string(s.text[s.from:]) }
 
 // run takes s through the engine: it waits for room, computes the prompt, and
 // calls emit with each token of the answer. It returns the error of emit, or

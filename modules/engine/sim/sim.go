@@ -1,8 +1,9 @@
-// Package sim is a simulated inference engine: the OpenAI API in front of
-// words drawn from a fixed vocabulary, with the parts of a real engine that a
-// gateway can feel. Prompts are cut into tokens and blocks, the blocks are kept
-// in a prefix cache of bounded size, prompts are computed one at a time, and
-// sequences wait when the engine is full. It needs no GPU and no model.
+// Package sim is a simulated inference engine: the APIs of OpenAI, Anthropic
+// and Ollama in front of words drawn from a fixed vocabulary, with the parts of
+// a real engine that a gateway can feel. Prompts are cut into tokens and blocks,
+// the blocks are kept in a prefix cache of bounded size, prompts are computed
+// one at a time, and sequences wait when the engine is full. It needs no GPU and
+// no model.
 //
 // Every answer is a function of the prompt alone, so that two engines give the
 // same one; X-Engine-Id and system_fingerprint tell them apart.
@@ -100,13 +101,14 @@ func (c *Config) Validate() error {
 // An Engine serves the API of one simulated engine. Its cache and its metrics
 // live as long as it does.
 type Engine struct {
-	cfg      Config
-	models   map[string]*model
-	started  time.Time
-	mux      *http.ServeMux
-	registry *prometheus.Registry
-	faults   faults
-	history  history
+	cfg       Config
+	models    map[string]*model
+	started   time.Time
+	mux       *http.ServeMux
+	registry  *prometheus.Registry
+	faults    faults
+	history   history
+	responses responses
 
 	// running mirrors what mu guards below, for the pace of decoding, which
 	// asks for it at each token.

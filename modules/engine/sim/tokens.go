@@ -73,8 +73,7 @@ func nextToken(b []byte, i int) int {
 		}
 	case kind == space:
 		// A space before a word belongs to the word.
-		for i < len(b) && kinds[b[i]] == space && (b[i] != ' ' || i+1 == len(b) || kinds[b[i+1]] != letter) {
-			i++
+		for end := min(i+wordBytes, len(b)); i < end && kinds[b[i]] == space && (b[i] != ' ' || i+1 == len(b) || kinds[b[i+1]] != letter); i++ {
 		}
 	case first == markByte:
 		return min(i+1, len(b))
