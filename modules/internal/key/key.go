@@ -221,4 +221,6 @@ func (c *Config) Head(model, adapter string, h http.Header, d *openai.Doc) routi
 
 // Continues reports whether the request is a later turn of a conversation. d
 // may be nil.
-func Continues(d *openai.Doc) bool { return d != nil && d.Continues() }
+func Continues(d *openai.Doc) bool {
+	return d != nil && (d.Continues() || soFar(d).Present())
+}

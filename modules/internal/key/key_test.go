@@ -108,6 +108,12 @@ func TestSessionSource(t *testing.T) {
 		{"empty part", nil, `{"messages":[{"role":"user","content":[{"type":"text","text":""}]}]}`, routing.SourceNone},
 		{"empty message", nil, `{"messages":[{}]}`, routing.SourceNone},
 		{"content a number", nil, `{"messages":[{"role":"user","content":1}]}`, routing.SourceSessionMessages},
+		{"generate", nil, `{"model":"m","system":"s","prompt":"p"}`, routing.SourceSessionMessages},
+		{"generate on", nil, `{"model":"m","prompt":"","context":[1,2,3]}`, routing.SourceSessionMessages},
+		{"rerank", nil, `{"model":"m","query":"q","documents":["a","b"]}`, routing.SourceNone},
+		{"tokenize", nil, `{"model":"m","prompt":"p","add_special_tokens":true}`, routing.SourceSessionMessages},
+		{"detokenize", nil, `{"model":"m","tokens":[1,2,3]}`, routing.SourceNone},
+		{"speech", nil, `{"model":"m","input":"a","voice":"v"}`, routing.SourceSessionMessages},
 		{"image only", nil, `{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:"}}]}]}`, routing.SourceSessionMessages},
 	}
 	for _, tt := range tests {
@@ -169,6 +175,13 @@ func TestPrefixSource(t *testing.T) {
 		{"token ids", nil, `{"prompt":[1,2]}`, routing.SourceCanonical},
 		{"lists of token ids", nil, `{"prompt":[[1,2],[3]]}`, routing.SourceCanonical},
 		{"inputs", nil, `{"input":["a"]}`, routing.SourceCanonical},
+		{"generate", nil, `{"system":"S","prompt":"p"}`, routing.SourceCanonical},
+		{"generate on", nil, `{"prompt":"p","context":[1,2,3]}`, routing.SourceCanonical},
+		{"rerank", nil, `{"query":"q","documents":["a","b"]}`, routing.SourceCanonical},
+		{"rerank of objects", nil, `{"query":"q","documents":[{"text":"a"}]}`, routing.SourceCanonical},
+		{"tokenize a chat", nil, `{"messages":[{"role":"system","content":"S"},{"role":"user","content":"u"}]}`, routing.SourceCanonical},
+		{"speech", nil, `{"input":"Hello","voice":"v"}`, routing.SourceSessionFallback},
+		{"score", nil, `{"text_1":"a","text_2":["b"]}`, routing.SourceNone},
 
 		{"user only", nil, `{` + hello + `}`, routing.SourceSessionFallback},
 		{"user only, session named", header("X-Session-ID", "s"), `{` + hello + `}`, routing.SourceSessionFallback},
@@ -290,5 +303,31 @@ func TestContinues(t *testing.T) {
 	}
 	if !Continues(scan(t, `{"messages":[{"role":"user","content":"u"},{"role":"assistant","content":"a"}]}`)) {
 		t.Error("a later turn does not continue")
+	}
+	if !Continues(scan(t, `{"prompt":"p","context":[1,2]}`)) || Continues(scan(t, `{"prompt":"p","context":["a document"]}`)) {
+		t.Error("the context of token ids says whether a prompt continues")
+	}
+}
+
+// A conversation over Ollama's /api/generate keeps its keys from the turn on
+// whose context is long enough; the turns of its /api/chat are those of a chat.
+func TestOllamaConversation(t *testing.T) {
+	tokens := strings.Repeat("12345,", 400)
+	turn := func(later, prompt string) string {
+		return `{"model":"m","prompt":"` + prompt + `","context":[` + tokens + later + `]}`
+	}
+	second, third := turn("1", "and?"), turn("1,2,3", "why?")
+	if prefix(t, nil, second) != prefix(t, nil, third) || session(t, nil, second) != session(t, nil, third) {
+		t.Error("the turns of a conversation have different keys")
+	}
+	other := strings.Replace(second, "12345", "54321", 1)
+	if prefix(t, nil, second) == prefix(t, nil, other) || session(t, nil, second) == session(t, nil, other) {
+		t.Error("different conversations have the same key")
+	}
+
+	const opening = `{"model":"m","messages":[{"role":"system","content":"S"},{"role":"user","content":"Hello","images":["AAAA"]}`
+	later := opening + `,{"role":"assistant","content":"a"},{"role":"user","content":"u"}],"stream":false,"options":{"num_ctx":1}}`
+	if prefix(t, nil, opening+`]}`) != prefix(t, nil, later) || session(t, nil, opening+`]}`) != session(t, nil, later) {
+		t.Error("the turns of a chat have different keys")
 	}
 }

@@ -99,11 +99,26 @@ func (h *hasher) part(d *openai.Doc, s openai.Span, system bool) (said bool) {
 	return said
 }
 
+// soFar returns what Ollama's /api/generate goes on with: the array of the
+// tokens of the conversation so far, which it puts before the prompt. In the
+// first turn there is none; a document under the same name is no array of
+// numbers.
+func soFar(d *openai.Doc) openai.Span {
+	s := d.Field(openai.FieldContext)
+	if e := d.Elements(s); e.Next() && d.Kind(e.Value) == openai.Number {
+		return s
+	}
+	return openai.Span{}
+}
+
 // prompt returns the head of a prompt that is not made of messages: of the
-// field prompt, else of an array under input. It is the inside of the first
-// string that is not empty, or, where isText is false, the array of the first
-// token ids.
+// conversation so far, else of the field prompt, else of an array under input.
+// It is the inside of the first string that is not empty, or, where isText is
+// false, the array of the first token ids.
 func prompt(d *openai.Doc) (raw []byte, isText bool) {
+	if s := soFar(d); s.Present() {
+		return d.Raw(s), false
+	}
 	s := d.Field(openai.FieldPrompt)
 	if raw, ok := d.Text(s); ok {
 		return raw, true
