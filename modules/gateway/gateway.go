@@ -64,8 +64,9 @@ type Handler struct {
 	// `flexinfer` app.
 	SourcesRaw []json.RawMessage `json:"sources,omitempty" caddy:"namespace=flexinfer.sources inline_key=source"`
 
-	// Whether to answer `/healthz`, `/readyz`, `/v1/models` and
-	// `/v1/models/<id>` too.
+	// Whether to answer `/healthz`, `/readyz`, `/v1/models`,
+	// `/v1/models/<id>`, and Ollama's `/api/tags`, `/api/ps` and
+	// `/api/version` too.
 	Operations bool `json:"operations,omitempty"`
 
 	app          *app.App

@@ -27,10 +27,20 @@ func (h *Handler) serveOperations(w http.ResponseWriter, r *http.Request) bool {
 		h.serveModels(w, r)
 	case strings.HasPrefix(path, modelsPath+"/"):
 		h.serveModel(w, r, path[len(modelsPath)+1:])
+	case strings.HasPrefix(path, "/api/"):
+		return h.serveOllama(w, r)
+	case path == "/" && isKnock(r):
+		writeText(w, r, http.StatusOK, "")
 	default:
 		return false
 	}
 	return true
+}
+
+// isKnock reports whether r only asks if there is anybody. The ollama command
+// does before all else.
+func isKnock(r *http.Request) bool {
+	return r.Method == http.MethodHead && r.URL.RawQuery == "" && r.Header["X-Model-Id"] == nil
 }
 
 // serveReady tells whether new requests are welcome. From SIGTERM on they are
@@ -68,8 +78,7 @@ func entry(m *catalog.Model, adapter string) listed {
 		l.ID, l.Parent = adapter, m.Name
 		return l
 	}
-	n := m.Snapshot.Len()
-	l.Metadata = &metadata{Ready: n > 0 || m.Snapshot.HasService(), Endpoints: n, Aliases: m.Aliases}
+	l.Metadata = &metadata{Ready: ready(m), Endpoints: m.Snapshot.Len(), Aliases: m.Aliases}
 	return l
 }
 
