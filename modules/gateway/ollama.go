@@ -63,7 +63,7 @@ func newTag(name, parent string) tag {
 }
 
 func (h *Handler) serveTags(w http.ResponseWriter, r *http.Request) {
-	type listed struct {
+	type tagged struct {
 		tag
 		ModifiedAt time.Time `json:"modified_at"`
 	}
@@ -72,12 +72,12 @@ func (h *Handler) serveTags(w http.ResponseWriter, r *http.Request) {
 	}
 	started := time.Unix(app.Started(), 0).UTC()
 	list := struct {
-		Models []listed `json:"models"`
-	}{[]listed{}}
+		Models []tagged `json:"models"`
+	}{[]tagged{}}
 	for _, m := range h.catalog.Table().Models() {
-		list.Models = append(list.Models, listed{newTag(m.Name, ""), started})
+		list.Models = append(list.Models, tagged{newTag(m.Name, ""), started})
 		for _, a := range m.Adapters {
-			list.Models = append(list.Models, listed{newTag(a, m.Name), started})
+			list.Models = append(list.Models, tagged{newTag(a, m.Name), started})
 		}
 	}
 	writeJSON(w, r, list)
