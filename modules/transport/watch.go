@@ -36,7 +36,10 @@ func watch(c *call.Call, res *http.Response) io.ReadCloser {
 	success := res.StatusCode >= http.StatusOK && res.StatusCode < http.StatusMultipleChoices
 	legible := res.Header.Get("Content-Encoding") == "" && (b.stream || strings.HasPrefix(contentType, "application/json"))
 	if success && legible {
-		b.usage = &usage.Reader{Stream: b.stream}
+		b.usage = new(usage.Reader)
+		if b.stream {
+			b.usage.Format = usage.Events
+		}
 	}
 	return b
 }
@@ -76,7 +79,11 @@ func (b *watchedBody) end(err error) {
 	b.done = true
 	whole := errors.Is(err, io.EOF)
 	b.answer.Broken = err != nil && !whole && !errors.Is(err, context.Canceled) // which is the client's doing
+	if b.usage != nil {
+		defer b.usage.Close()
+	}
 	if b.usage != nil && whole {
+		b.usage.End(nil)
 		b.answer.Usage = b.usage.Tokens()
 		if b.call.Completion() {
 			b.call.Model().Metrics.Completed(b.call.Stream(), b.answer.Usage)

@@ -4,9 +4,22 @@ package usage
 
 import (
 	"bytes"
-	"math"
+	"strings"
+	"sync"
+)
 
-	"github.com/tidwall/gjson"
+// A Format is how an answer's body is made up.
+type Format uint8
+
+const (
+	// JSON is one JSON document.
+	JSON Format = iota
+
+	// Events are server-sent events, each with a JSON document.
+	Events
+
+	// Lines are lines of one JSON document each, as Ollama streams them.
+	Lines
 )
 
 // Tokens is what an engine said of the tokens of one answer.
@@ -18,141 +31,228 @@ type Tokens struct {
 	Known, CachedKnown bool
 }
 
-// A Reader looks for the usage in an answer's body. The zero Reader reads a
-// JSON body; one with Stream set reads server-sent events, of which the last
-// that speaks of usage counts.
+// A Reader looks for the usage in an answer's body. The body is given to Feed
+// piece by piece and its last piece, if it gets that far, to End. A reader that
+// was fed must be ended or closed. The zero Reader reads a plain JSON body.
+//
+// Of a body, of an event and of a line the last usage counts, and of a stream
+// the last event or line that speaks of usage. A piece of JSON longer than
+// 128 KiB is looked at in its last 64 KiB: engines put the usage behind the
+// text.
 type Reader struct {
-	Stream bool
+	// Format is the body's format.
+	Format Format
 
-	tokens Tokens
-	kept   []byte // of a stream, the line that is not whole yet
-	cut    bool   // kept is not the beginning
+	// Encoding is the body's Content-Encoding: gzip, deflate, br or zstd, in
+	// any case. Nothing is read from a body that is encoded in another way,
+	// or more than once.
+	Encoding string
+
+	// WantID is whether to look for the id of an answer of /v1/responses.
+	WantID bool
+
+	mu      sync.Mutex // a body may be closed while it is read
+	tokens  Tokens
+	finish  string
+	id      string
+	line    tail // of a stream, the line that is not whole yet; else the body
+	event   tail // the data of the event, if it has more than one line
+	afterCR bool // the last line ended with a CR, and an LF may follow
+	closed  bool
+	feeder  *feeder // nil if the body is not encoded
 }
-
-const (
-	// maxLine is the longest line of a stream that is looked at, in bytes.
-	maxLine = 1 << 20
-
-	// maxTail is how much of the end of a JSON body is kept at least, in
-	// bytes. Engines put the usage behind the text.
-	maxTail = 64 << 10
-)
-
-var (
-	mark = []byte(`"usage"`)
-	data = []byte("data:")
-)
 
 // Feed takes the next bytes of the body. It does not keep p.
 func (r *Reader) Feed(p []byte) {
-	if !r.Stream {
-		r.keepTail(p)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case r.closed || len(p) == 0:
+	case r.plain():
+		r.read(p)
+	default:
+		r.readEncoded(p, false)
+	}
+}
+
+// End takes the last bytes of a body that is whole, none if they were fed
+// before, and closes the reader. Only then do Tokens and Finish have a
+// meaning. A JSON body that is given to End at once is not copied.
+func (r *Reader) End(p []byte) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case r.closed:
+		return
+	case r.plain():
+		r.readLast(p)
+	default:
+		r.readEncoded(p, true)
+	}
+	r.tokens.Cached = min(r.tokens.Cached, r.tokens.Prompt)
+	r.close()
+}
+
+// Close gives up what the reader holds. It may be called at any time, and more
+// than once.
+func (r *Reader) Close() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.close()
+}
+
+func (r *Reader) close() {
+	r.closed = true
+	if r.feeder != nil {
+		r.feeder.stop()
+	}
+	r.line.reset()
+	r.event.reset()
+}
+
+func (r *Reader) plain() bool {
+	return r.Encoding == "" || strings.EqualFold(r.Encoding, "identity")
+}
+
+// Tokens returns what the engine counted.
+func (r *Reader) Tokens() Tokens { return r.tokens }
+
+// Finish returns the finish_reason of the first choice of a JSON body, or of
+// another if the body is too long to be kept whole. It is empty if there is
+// none, and for streams.
+func (r *Reader) Finish() string { return r.finish }
+
+// ID returns the id of an answer of /v1/responses: that of a JSON body after
+// End, that of a stream once its first event was fed. It is empty as long as
+// there is none, and if it is longer than 256 bytes.
+func (r *Reader) ID() string { return r.id }
+
+// read takes the next decoded bytes.
+func (r *Reader) read(p []byte) {
+	switch r.Format {
+	case Events:
+		r.readEvents(p)
+	case Lines:
+		r.readLines(p)
+	default:
+		r.keep(&r.line, p)
+	}
+}
+
+// readLast takes the last decoded bytes.
+func (r *Reader) readLast(p []byte) {
+	if r.Format == JSON {
+		if r.line.empty() && len(p) <= maxKept {
+			r.readBody(p, false)
+			return
+		}
+		r.keep(&r.line, p)
+		r.readBody(r.line.bytes(), r.line.cut)
 		return
 	}
-	for len(p) > 0 {
+	r.read(p)
+	last := r.line.bytes() // without its end
+	if r.Format == Lines {
+		r.readOllama(last)
+		return
+	}
+	r.readLine(last, r.line.cut)
+	r.readLine(nil, false) // nor has the event
+}
+
+func (r *Reader) readLines(p []byte) {
+	for {
 		i := bytes.IndexByte(p, '\n')
 		if i < 0 {
-			r.keepLine(p)
+			r.keep(&r.line, p)
 			return
 		}
 		line := p[:i]
 		p = p[i+1:]
-		if len(r.kept) > 0 {
-			r.keepLine(line)
-			line = r.kept
-			r.kept = r.kept[:0]
+		if !r.line.empty() || len(line) > maxKept {
+			r.keep(&r.line, line)
+			line = r.line.bytes()
 		}
-		if !r.cut {
-			r.readLine(line)
-		}
-		r.cut = false
+		r.readOllama(line)
+		r.line.reset()
 	}
 }
 
-func (r *Reader) keepLine(p []byte) {
-	if r.cut || len(r.kept)+len(p) > maxLine {
-		r.cut = true
-		p = p[:min(len(p), 1)] // what is kept is not looked at any more
-		if len(r.kept) > 0 {
+func (r *Reader) readEvents(p []byte) {
+	for len(p) > 0 {
+		if r.afterCR && p[0] == '\n' {
+			p = p[1:]
+		}
+		r.afterCR = false
+		i := LineEnd(p)
+		if i < 0 {
+			r.keep(&r.line, p)
 			return
 		}
-	}
-	r.kept = append(r.kept, p...)
-}
-
-func (r *Reader) readLine(line []byte) {
-	payload, ok := bytes.CutPrefix(line, data)
-	if ok {
-		r.read(payload)
-	}
-}
-
-func (r *Reader) keepTail(p []byte) {
-	if len(p) > maxTail {
-		p, r.cut = p[len(p)-maxTail:], true
-		r.kept = r.kept[:0]
-	}
-	if len(r.kept)+len(p) > 2*maxTail {
-		r.cut = true
-		r.kept = append(r.kept[:0], r.kept[len(r.kept)-(maxTail-len(p)):]...)
-	}
-	r.kept = append(r.kept, p...)
-}
-
-// Tokens returns what was found, once the body has ended.
-func (r *Reader) Tokens() Tokens {
-	switch {
-	case r.Stream && len(r.kept) > 0 && !r.cut:
-		r.readLine(r.kept) // a last line without its end
-	case !r.Stream:
-		r.read(r.kept)
-	}
-	r.kept = nil
-	r.tokens.Cached = min(r.tokens.Cached, r.tokens.Prompt)
-	return r.tokens
-}
-
-// read looks for the last usage in a piece of JSON, wherever the API puts it:
-// at the top, or in the response or message that an event is about. Within a
-// string the quotes of the mark would be escaped.
-func (r *Reader) read(piece []byte) {
-	i := bytes.LastIndex(piece, mark)
-	if i < 0 {
-		return
-	}
-	rest := bytes.TrimLeft(piece[i+len(mark):], " \t\r\n")
-	if len(rest) > 0 && rest[0] == ':' {
-		r.take(gjson.ParseBytes(rest[1:]))
-	}
-}
-
-// take reads a usage object. An event may tell a part of it only.
-func (r *Reader) take(u gjson.Result) {
-	if !u.IsObject() {
-		return
-	}
-	u.ForEach(func(key, value gjson.Result) bool {
-		switch key.Str {
-		case "prompt_tokens", "input_tokens":
-			r.tokens.Known = count(value, &r.tokens.Prompt) || r.tokens.Known
-		case "completion_tokens", "output_tokens":
-			r.tokens.Known = count(value, &r.tokens.Completion) || r.tokens.Known
-		case "cache_read_input_tokens":
-			r.tokens.CachedKnown = count(value, &r.tokens.Cached) || r.tokens.CachedKnown
-		case "prompt_tokens_details", "input_tokens_details":
-			if value.IsObject() {
-				r.tokens.CachedKnown = count(value.Get("cached_tokens"), &r.tokens.Cached) || r.tokens.CachedKnown
-			}
+		line, cut := p[:i], false
+		r.afterCR = p[i] == '\r'
+		p = p[i+1:]
+		if !r.line.empty() || len(line) > maxKept {
+			r.keep(&r.line, line)
+			line, cut = r.line.bytes(), r.line.cut
 		}
-		return true
-	})
+		r.readLine(line, cut)
+		r.line.reset()
+	}
 }
 
-// count stores a number of tokens in n, if value is one.
-func count(value gjson.Result, n *int) bool {
-	if value.Type != gjson.Number || value.Num < 0 || value.Num > math.MaxInt32 {
-		return false
+// LineEnd returns the index of the first byte that ends a line of a stream of
+// events, LF or CR, or -1.
+func LineEnd(p []byte) int {
+	// Hardly any stream has a CR. One with nothing but CRs must not be
+	// searched for an LF to its end for each of them.
+	const window = 2 << 10
+	for from := 0; from < len(p); from += window {
+		part := p[from:min(from+window, len(p))]
+		lf := bytes.IndexByte(part, '\n')
+		if lf >= 0 {
+			part = part[:lf]
+		}
+		if cr := bytes.IndexByte(part, '\r'); cr >= 0 {
+			return from + cr
+		}
+		if lf >= 0 {
+			return from + lf
+		}
 	}
-	*n = int(value.Num)
-	return true
+	return -1
+}
+
+var dataField = []byte("data:")
+
+// readLine reads a line of a stream of events. Of a line that is cut only the
+// end of its data is left.
+func (r *Reader) readLine(line []byte, cut bool) {
+	if len(line) == 0 {
+		if !r.event.empty() {
+			r.readEvent(r.event.bytes())
+			r.event.reset()
+		}
+		return
+	}
+	if !cut {
+		var ok bool
+		if line, ok = bytes.CutPrefix(line, dataField); !ok {
+			return
+		}
+	} else if !r.line.data {
+		return
+	}
+	if r.event.empty() && (cut || isObject(line)) {
+		r.readEvent(line)
+		return
+	}
+	r.keep(&r.event, line)
+	r.keep(&r.event, []byte{'\n'})
+}
+
+// isObject reports whether line looks like a whole JSON object.
+func isObject(line []byte) bool {
+	line = bytes.TrimSpace(line)
+	return len(line) > 1 && line[0] == '{' && line[len(line)-1] == '}'
 }
