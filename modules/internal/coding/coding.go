@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/refusal"
@@ -110,8 +111,8 @@ func NewReader(encodings []string, body io.Reader, limit int64) (*Reader, error)
 		}
 	}
 	r := &Reader{source: source{left: limit}}
-	for i := len(names) - 1; i >= 0; i-- {
-		s := &stage{name: names[i], from: source{r: body, left: limit}}
+	for _, name := range slices.Backward(names) {
+		s := &stage{name: name, from: source{r: body, left: limit}}
 		r.stages = append(r.stages, s)
 		body = s
 	}
