@@ -146,6 +146,7 @@ func (a *App) callSettings() *call.Settings {
 		MapModel:      a.ResponseModel != "upstream",
 		AskUsage:      a.UsageMetrics == "always",
 		Validate:      deref(a.ValidateRequests),
+		Responses:     a.state.responses,
 		LeaseTTL:      a.ledgerConfig().TTL,
 		Logger:        a.logger,
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/health"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/ledger"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/metrics"
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/responses"
 	"github.com/flexinfer/caddy-flexinfer/modules/routing"
 )
 
@@ -26,10 +27,11 @@ const stateKey = "flexinfer"
 
 // state is what all configurations of the process share.
 type state struct {
-	ledger *ledger.Ledger
-	health *health.Registry
-	cancel context.CancelFunc
-	sweeps chan time.Duration
+	ledger    *ledger.Ledger
+	health    *health.Registry
+	responses *responses.Store
+	cancel    context.CancelFunc
+	sweeps    chan time.Duration
 
 	mu   sync.Mutex
 	apps []*App // those that have started, the last one last
@@ -39,6 +41,7 @@ func newState() (caddy.Destructor, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &state{cancel: cancel, sweeps: make(chan time.Duration, 1)}
 	s.ledger = ledger.New(ledgerDefaults())
+	s.responses = responses.NewStore()
 	s.health = health.NewRegistry(health.Settings{OnChange: logHealth})
 	go s.sweep(ctx)
 	live.Store(s)

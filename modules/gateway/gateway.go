@@ -9,9 +9,9 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"strings"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
 	"go.uber.org/zap"
 
 	"github.com/caddyserver/caddy/v2"
@@ -54,6 +54,8 @@ func init() {
 // `{http.flexinfer.key_source}` | Where the routing key came from
 // `{http.flexinfer.outcome}` | `pod` or `service-fallback`
 // `{http.flexinfer.target}` | The upstream, as `host:port` and base path
+// `{http.flexinfer.upstream_model}` | The name by which the upstream knows the model
+// `{http.flexinfer.queue_ms}` | Milliseconds that the call waited for its first attempt
 // `{http.flexinfer.ttft_ms}` | Milliseconds to the first byte of the answer's body
 type Handler struct {
 	// The strategy for requests through this handler, instead of the
@@ -124,8 +126,15 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	if h.accessLog {
 		defer logFields(r, c)
 	}
-	if err := c.Resolve(r, h.catalog); err != nil {
+	if span := trace.SpanFromContext(r.Context()); span.IsRecording() {
+		defer traceFields(span, c)
+	}
+	w.Header().Set("X-Request-Id", c.RequestID())
+	if err := h.admit(r, c); err != nil {
 		return h.refuse(w, r, c, err)
+	}
+	if change := c.Clamped(); change != "" {
+		w.Header().Set("X-FlexInfer-MaxTokens-Clamped", change)
 	}
 
 	m := c.Model().Metrics
@@ -146,6 +155,18 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	// answer that ends long after its last byte would lose its end to it.
 	if r.ProtoMajor == 1 && rec.status != http.StatusSwitchingProtocols && w.Header().Get("Content-Length") == "" {
 		_ = http.NewResponseController(w).Flush()
+	}
+	return nil
+}
+
+// admit finds out what the request asks for, and refuses what no upstream
+// could serve.
+func (h *Handler) admit(r *http.Request, c *call.Call) error {
+	if err := c.Resolve(r, h.catalog); err != nil {
+		return err
+	}
+	if ref := c.Check(); ref != nil {
+		return ref
 	}
 	return nil
 }
@@ -285,74 +306,6 @@ func (h *Handler) mayDebug(r *http.Request) bool {
 	}
 	ip, _ := caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string)
 	return h.app.MayDebug(ip)
-}
-
-// placeholders returns the values of {http.flexinfer.*} for c.
-func placeholders(c *call.Call) caddy.ReplacerFunc {
-	return func(key string) (any, bool) {
-		name, ok := strings.CutPrefix(key, "http.flexinfer.")
-		if !ok {
-			return nil, false
-		}
-		d := c.Decision()
-		switch name {
-		case "model":
-			if m := c.Model(); m != nil {
-				return m.Name, true
-			}
-		case "strategy":
-			return c.StrategyName(), true
-		case "key_source":
-			if d.Lease != nil {
-				return d.Key.Source.String(), true
-			}
-		case "outcome":
-			if d.Lease != nil {
-				return call.Outcome(d), true
-			}
-		case "target":
-			return call.Target(d), true
-		case "ttft_ms":
-			if t := c.Answer().TTFT; t > 0 {
-				return t.Milliseconds(), true
-			}
-		default:
-			return nil, false
-		}
-		return "", true
-	}
-}
-
-// logFields adds what is known of the call to the access log. Nothing of a
-// prompt is among it.
-func logFields(r *http.Request, c *call.Call) {
-	extra, ok := r.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields)
-	if !ok {
-		return
-	}
-	if m := c.Model(); m != nil {
-		extra.Set(zap.String("model", m.Name))
-	}
-	if d := c.Decision(); d.Lease != nil {
-		extra.Set(zap.String("strategy", c.StrategyName()))
-		extra.Set(zap.Stringer("key_source", d.Key.Source))
-		extra.Set(zap.Stringer("key_hash", d.Key))
-		extra.Set(zap.Stringer("session_hash", c.SessionKey()))
-		extra.Set(zap.String("target", call.Target(d)))
-		extra.Set(zap.Int("attempts", c.Attempts()))
-	}
-	extra.Set(zap.Int64("prompt_bytes", max(c.Body(), 0)))
-	a := c.Answer()
-	if a.TTFT > 0 {
-		extra.Set(zap.Int64("ttft_ms", a.TTFT.Milliseconds()))
-	}
-	if a.Usage.Known {
-		extra.Set(zap.Int("prompt_tokens", a.Usage.Prompt))
-		extra.Set(zap.Int("completion_tokens", a.Usage.Completion))
-	}
-	if a.Usage.CachedKnown {
-		extra.Set(zap.Int("cached_tokens", a.Usage.Cached))
-	}
 }
 
 // Validate reports whether h can work.

@@ -3,8 +3,8 @@
 package transport
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -51,6 +51,7 @@ type Transport struct {
 
 	plain, secure, h2c *http.Transport
 	keepHost           bool // the operator sets Host
+	app                *app.App
 	logger             *zap.Logger
 }
 
@@ -79,6 +80,7 @@ func (t *Transport) Provision(ctx caddy.Context) error {
 	if err != nil {
 		return err
 	}
+	t.app = a
 	// A box that is off is worth a line now and then, not one per request.
 	t.logger = ctx.Logger().WithOptions(zap.WrapCore(func(core zapcore.Core) zapcore.Core {
 		return zapcore.NewSamplerWithOptions(core, 10*time.Second, 1, 0)
@@ -163,7 +165,10 @@ func (t *Transport) make(ctx caddy.Context, scheme string) (*http.Transport, err
 		keepAlive = *o.KeepAlive
 	}
 	if keepAlive.IdleConnTimeout == 0 {
-		keepAlive.IdleConnTimeout = caddy.Duration(idle)
+		keepAlive.IdleConnTimeout = caddy.Duration(cmp.Or(t.app.KeepAlive(), idle))
+	}
+	if o.DialTimeout == 0 {
+		o.DialTimeout = caddy.Duration(t.app.DialTimeout())
 	}
 	if keepAlive.MaxIdleConnsPerHost == 0 {
 		keepAlive.MaxIdleConnsPerHost = idlePerHost
@@ -183,7 +188,7 @@ func (t *Transport) make(ctx caddy.Context, scheme string) (*http.Transport, err
 	rt.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
 		conn, err := dialWithCause(ctx, network, address, dial)
 		if tcp, ok := conn.(*net.TCPConn); ok && err == nil {
-			return &directConn{tcp}, nil
+			return newDirectConn(tcp), nil
 		}
 		return conn, err
 	}
@@ -208,55 +213,50 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		}
 		return t.HTTPTransport.RoundTrip(req)
 	}
-	rt := t.direct(req, lease.Endpoint())
-	c.Dial()
+	rt := t.direct(req, c, lease.Endpoint())
+	a, req := t.begin(c, lease, req)
+	if c.Completion() && c.WantsHitRate() {
+		a.hitRate = askHitRate(a.client, rt, a.endpoint)
+	}
 	res, err := rt.RoundTrip(req)
 	if err != nil {
-		return nil, t.failed(c, req, err)
+		return a.failed(err)
 	}
-	delete(res.Header, routeHeader) // not the upstream's to set
-	if route := c.Route(); route != "" {
-		res.Header[routeHeader] = []string{route}
-	}
-	a := c.Answer()
-	a.Status = res.StatusCode
-	if res.StatusCode != http.StatusSwitchingProtocols { // whose body is the connection
-		res.Body = watch(c, res)
-	}
-	return res, nil
+	return a.answer(res)
 }
 
-const routeHeader = "X-Flexinfer-Route"
-
-// direct points req to the endpoint e and returns the transport for it.
-func (t *Transport) direct(req *http.Request, e *routing.Endpoint) *http.Transport {
+// direct points req to the endpoint e and returns the transport for it. The
+// URL and the header may be those of an earlier attempt, which net/http can
+// still be reading; hence copies.
+func (t *Transport) direct(req *http.Request, c *call.Call, e *routing.Endpoint) *http.Transport {
 	rt := t.plain
-	scheme := "http"
+	u := *req.URL
+	u.Scheme = "http"
 	switch e.Scheme {
 	case "https":
-		scheme, rt = "https", t.secure
+		u.Scheme, rt = "https", t.secure
 		if !t.keepHost {
 			req.Host = strings.TrimSuffix(e.Address, ":443")
 		}
 	case "h2c":
 		rt = t.h2c
 	}
-	if e.Path == "" {
-		req.URL.Scheme = scheme
-	} else {
-		// a copy: the proxy uses the same URL for the next attempt
-		u := *req.URL
-		u.Scheme = scheme
+	if e.Path != "" {
 		rewriteBase(&u, e.Path)
-		req.URL = &u
 	}
-	if len(e.Header) > 0 {
-		h := req.Header.Clone()
-		maps.Copy(h, e.Header)
-		req.Header = h
+	req.URL = &u
+	h := maps.Clone(req.Header)
+	delete(h, workloadHeader) // FlexInfer's own business
+	h[requestIDHeader] = []string{c.AttemptID()}
+	if c.Renamed() != "" || c.HidesUsage() {
+		h["Accept-Encoding"] = []string{"identity"} // what is to be changed must be legible
 	}
+	maps.Copy(h, e.Header)
+	req.Header = h
 	return rt
 }
+
+const workloadHeader = "X-Flexinfer-Internal-Workload-Class"
 
 // rewriteBase puts an escaped base path in front of u's path.
 func rewriteBase(u *url.URL, base string) {
@@ -264,24 +264,6 @@ func rewriteBase(u *url.URL, base string) {
 	if p, err := url.PathUnescape(escaped); err == nil {
 		u.Path, u.RawPath = p, escaped
 	}
-}
-
-// failed turns the failure of an attempt into what makes the proxy do the
-// right thing: try again, or give up.
-func (t *Transport) failed(c *call.Call, req *http.Request, err error) error {
-	dialErr, ok := errors.AsType[*dialError](err)
-	if !ok || req.Context().Err() != nil {
-		c.GiveUp()
-		return err
-	}
-	if e := t.logger.Check(zap.WarnLevel, "endpoint could not be reached"); e != nil {
-		e.Write(zap.String("model", c.Model().Name), zap.String("target", call.Target(c.Decision())),
-			zap.Int("attempt", c.Attempts()), zap.Error(err))
-	}
-	if c.Failed(dialErr.reason()) {
-		return reverseproxy.NewDialError(err)
-	}
-	return err
 }
 
 // Cleanup closes idle connections.

@@ -2,65 +2,142 @@ package transport
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"io"
+	"mime"
 	"net/http"
 	"strings"
 	"time"
 
-	"github.com/flexinfer/caddy-flexinfer/modules/internal/call"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/usage"
 )
 
 // A watchedBody notes when an answer's body begins, what it says of tokens and
-// how it ends. It never holds anything back.
+// how it ends, and gives the model the name that the client knows it by. It
+// holds nothing back but what it is about to change.
 type watchedBody struct {
 	io.ReadCloser
-	call   *call.Call
-	answer *call.Answer
-	usage  *usage.Reader // nil if the body cannot tell
-	stream bool
-	begun  bool
-	done   bool
-	atLine bool // in a stream, at the start of a line
-	inNote bool // in a stream, within a comment
+	attempt *attempt
+	usage   *usage.Reader // nil if the body cannot tell
+	rewrite rewriter      // nil if nothing is to be changed
+	stream  bool
+	events  bool // the stream is one of server-sent events
+
+	begun    bool
+	done     bool
+	atLine   bool // in a stream of events, at the start of a line
+	inNote   bool // in a stream of events, within a comment
+	trailers *http.Response
+
+	buf, out []byte // what was rewritten, and what of it was not read yet
+	err      error  // that follows it
 }
 
-func watch(c *call.Call, res *http.Response) io.ReadCloser {
-	contentType := res.Header.Get("Content-Type")
-	b := &watchedBody{
-		ReadCloser: res.Body, call: c, answer: c.Answer(),
-		stream: strings.HasPrefix(contentType, "text/event-stream"), atLine: true,
+type rewriter interface {
+	Append(dst, src []byte) []byte
+	Finish(dst []byte) []byte
+}
+
+// watch returns a body for the client in the place of res's own.
+func (a *attempt) watch(res *http.Response) *watchedBody {
+	c := a.call
+	b := &watchedBody{ReadCloser: res.Body, attempt: a, atLine: true}
+	res.Body = b
+	mediaType, _, err := mime.ParseMediaType(res.Header.Get("Content-Type"))
+	if err != nil {
+		mediaType = ""
 	}
-	success := res.StatusCode >= http.StatusOK && res.StatusCode < http.StatusMultipleChoices
-	legible := res.Header.Get("Content-Encoding") == "" && (b.stream || strings.HasPrefix(contentType, "application/json"))
-	if success && legible {
-		b.usage = new(usage.Reader)
-		if b.stream {
-			b.usage.Format = usage.Events
+	var format usage.Format
+	switch {
+	case mediaType == "text/event-stream":
+		format, b.stream, b.events = usage.Events, true, true
+	case mediaType == "application/x-ndjson":
+		format, b.stream = usage.Lines, true
+	case mediaType == "application/json", strings.HasSuffix(mediaType, "+json"):
+		format = usage.JSON
+	default:
+		return b
+	}
+	if b.stream && !c.Stream() {
+		a.watchdog.start(a, a.model.Policy.FirstByte)
+	}
+	if res.StatusCode >= http.StatusOK && res.StatusCode < http.StatusMultipleChoices {
+		encoding := strings.Join(res.Header["Content-Encoding"], ",")
+		b.usage = &usage.Reader{Format: format, Encoding: encoding, WantID: c.Binds()}
+		if model, hide := c.Renamed(), c.HidesUsage() && b.events; (model != "" || hide) && encoding == "" {
+			b.rewrite = nil
+			// The length is another one; whether the digests still fit
+			// is not worth finding out.
+			res.ContentLength = -1
+			for _, field := range []string{"Content-Length", "Etag", "Content-Md5", "Digest", "Content-Digest", "Repr-Digest", "Accept-Ranges"} {
+				delete(res.Header, field)
+			}
 		}
 	}
 	return b
 }
 
+// length returns the length of what is to come, -1 if it is not known.
+func (b *watchedBody) length() int64 { return -1 }
+
 // Read implements [io.Reader].
 func (b *watchedBody) Read(p []byte) (int, error) {
-	n, err := b.ReadCloser.Read(p)
-	if !b.begun && n > 0 && b.speaks(p[:n]) {
-		b.begun = true
-		b.answer.TTFT = time.Since(b.call.Started())
-		if b.stream {
-			b.call.Model().Metrics.FirstToken(b.answer.TTFT)
+	for len(b.out) == 0 && b.err == nil {
+		n, err := b.read(p)
+		if b.rewrite == nil {
+			return n, err
 		}
+		b.buf = b.rewrite.Append(b.buf[:0], p[:n])
+		if b.err = err; err != nil {
+			b.buf = b.rewrite.Finish(b.buf)
+		}
+		b.out = b.buf
 	}
-	if b.usage != nil {
+	n := copy(p, b.out)
+	if b.out = b.out[n:]; len(b.out) == 0 {
+		return n, b.err
+	}
+	return n, nil
+}
+
+// read is Read for what the endpoint sends.
+func (b *watchedBody) read(p []byte) (int, error) {
+	a := b.attempt
+	a.watchdog.wait()
+	n, err := b.ReadCloser.Read(p)
+	a.watchdog.got()
+	if !b.begun && n > 0 && b.speaks(p[:n]) {
+		b.begin()
+	}
+	switch {
+	case b.usage == nil:
+	case errors.Is(err, io.EOF):
+		b.usage.End(p[:n])
+	default:
 		b.usage.Feed(p[:n])
+		if id := b.usage.ID(); id != "" {
+			a.call.Bind(id, a.endpoint)
+		}
 	}
 	if err != nil {
 		b.end(err)
 	}
 	return n, err
+}
+
+// begin takes note of the first byte.
+func (b *watchedBody) begin() {
+	b.begun = true
+	a := b.attempt
+	ans := a.call.Answer()
+	ans.TTFT = time.Since(a.call.Started())
+	if b.stream {
+		a.model.Metrics.FirstToken(ans.TTFT)
+		a.watchdog.flow()
+	}
+	if a.fine && !a.endpoint.Health().Healthy() {
+		a.endpoint.Health().Succeeded() // its end may be far
+	}
 }
 
 // Close implements [io.Closer]. The answer may be given up in the middle.
@@ -77,25 +154,42 @@ func (b *watchedBody) end(err error) {
 		return
 	}
 	b.done = true
+	a := b.attempt
 	whole := errors.Is(err, io.EOF)
-	b.answer.Broken = err != nil && !whole && !errors.Is(err, context.Canceled) // which is the client's doing
-	if b.usage != nil {
-		defer b.usage.Close()
+	ans := a.call.Answer()
+	ans.Broken = err != nil && !whole && a.client.Err() == nil
+	switch {
+	case ans.Broken:
+		a.endpoint.Health().Failed(&a.model.Policy.Health, false, a.mayEject)
+	case whole && a.fine:
+		a.endpoint.Health().Succeeded()
 	}
-	if b.usage != nil && whole {
-		b.usage.End(nil)
-		b.answer.Usage = b.usage.Tokens()
-		if b.call.Completion() {
-			b.call.Model().Metrics.Completed(b.call.Stream(), b.answer.Usage)
+	if b.usage != nil {
+		b.usage.Close()
+		if whole {
+			ans.Usage = b.usage.Tokens()
+			if id := b.usage.ID(); id != "" {
+				a.call.Bind(id, a.endpoint)
+			}
+			if a.call.Completion() {
+				a.model.Metrics.Completed(b.stream, ans.Usage)
+			}
 		}
 	}
-	b.call.Finished()
+	if whole && b.trailers != nil {
+		b.tell()
+	}
+	if conn := a.tcpConn(); whole && a.idle > 0 && conn != nil {
+		conn.idleFor(a.idle)
+	}
+	a.end()
+	a.call.Finished(a.lease)
 }
 
 // speaks reports whether p holds more than comments and blank lines of a
 // stream of events.
 func (b *watchedBody) speaks(p []byte) bool {
-	if !b.stream {
+	if !b.events {
 		return true
 	}
 	for len(p) > 0 {

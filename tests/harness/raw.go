@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"sync"
 	"testing"
 	"time"
 )
@@ -73,3 +74,51 @@ func (c *Conn) Reset() {
 	_ = c.SetLinger(0)
 	_ = c.Close()
 }
+
+// A RawConn is a connection of an upstream that does not even read requests.
+type RawConn struct {
+	net.Conn
+	br *bufio.Reader
+}
+
+// NewRawUpstream listens in the place of an engine, and returns its address.
+// Each connection is closed when serve returns.
+func NewRawUpstream(tb testing.TB, serve func(*RawConn)) string {
+	tb.Helper()
+	ln, err := net.Listen("tcp", Loopback(0))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		for {
+			conn, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			serving.Go(func() {
+				defer func() { _ = conn.Close() }()
+				_ = conn.SetDeadline(time.Now().Add(Patience))
+				serve(&RawConn{conn, bufio.NewReader(conn)})
+			})
+		}
+	})
+	tb.Cleanup(func() {
+		_ = ln.Close()
+		serving.Wait()
+	})
+	return ln.Addr().String()
+}
+
+// ReadHead reads the head of a request and leaves its body where it is.
+func (c *RawConn) ReadHead() {
+	for {
+		line, err := c.br.ReadString('\n')
+		if err != nil || line == "\r\n" {
+			return
+		}
+	}
+}
+
+// Write writes bytes of an answer.
+func (c *RawConn) Write(raw string) { _, _ = io.WriteString(c.Conn, raw) }

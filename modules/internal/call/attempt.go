@@ -2,13 +2,10 @@ package call
 
 import (
 	"slices"
-	"strconv"
+	"sort"
 	"time"
 
-	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
-
-	"github.com/flexinfer/caddy-flexinfer/modules/internal/metrics"
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/catalog"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/openai"
 	"github.com/flexinfer/caddy-flexinfer/modules/routing"
 )
@@ -23,10 +20,9 @@ func (c *Call) Next() *routing.Lease {
 		return nil
 	}
 	if c.attempts > 0 {
-		// The endpoints may be others by now.
-		if res, ok := c.catalog.Table().Resolve(c.model.Name); ok {
-			c.model = res.Model
-		}
+		c.model = c.current()
+	} else {
+		c.model.Budget.Attempt()
 	}
 	lease := c.take(c.pick(c.model.Snapshot))
 	if lease == nil {
@@ -45,6 +41,15 @@ func (c *Call) Next() *routing.Lease {
 	decisions.Decided(c.decision.Key, lease.IsService(), lease.Endpoint().Target())
 	c.log(c.decision)
 	return lease
+}
+
+// current returns the call's model as it is known now: its endpoints may be
+// others than those at the time of the last attempt.
+func (c *Call) current() *catalog.Model {
+	if res, ok := c.catalog.Table().Resolve(c.model.Name); ok {
+		return res.Model
+	}
+	return c.model
 }
 
 // take makes the decision the call's, and its lease that of the attempt under
@@ -73,9 +78,12 @@ func (c *Call) take(d routing.Decision) *routing.Lease {
 // only when none is left.
 func (c *Call) pick(snap *routing.Snapshot) routing.Decision {
 	strategy := c.prepare(snap, c.model.Strategy, c.model.StrategyName)
+	if d := c.pickBound(snap); d.Lease != nil {
+		return d
+	}
 	ask := func() (d routing.Decision) {
 		if snap.Len() > 0 {
-			d = strategy.Pick(&c.request, snap)
+			d = routing.Pick(strategy, &c.request, snap)
 		}
 		if d.Lease == nil && snap.HasService() && !slices.Contains(c.request.Tried, snap.Service().ID) {
 			d = routing.Decision{Lease: snap.AcquireService()}
@@ -86,6 +94,19 @@ func (c *Call) pick(snap *routing.Snapshot) routing.Decision {
 	if d.Lease == nil && len(c.request.Tried) > 0 {
 		c.request.Tried = c.request.Tried[:0]
 		d = ask()
+	}
+	return d
+}
+
+// pickBound picks the endpoint that holds what the call follows up.
+func (c *Call) pickBound(snap *routing.Snapshot) (d routing.Decision) {
+	id := c.bound.Endpoint
+	if id == "" || slices.Contains(c.request.Tried, id) {
+		return d
+	}
+	i := sort.Search(snap.Len(), func(i int) bool { return snap.At(i).ID >= id })
+	if i < snap.Len() && snap.At(i).ID == id {
+		d = routing.Decision{Lease: snap.Acquire(i), Reason: "response"}
 	}
 	return d
 }
@@ -126,6 +147,9 @@ func (c *Call) Dial() {
 		return
 	}
 	c.lease.Activate()
+	if c.dialled.IsZero() {
+		c.dialled = time.Now()
+	}
 	if c.renew == nil && c.set.LeaseTTL > 0 {
 		c.renew = time.AfterFunc(c.set.LeaseTTL/2, c.renewLease)
 	}
@@ -143,28 +167,16 @@ func (c *Call) renewLease() {
 	c.renew.Reset(c.set.LeaseTTL / 2)
 }
 
-// Failed says that the attempt under way could not reach its endpoint, and
-// reports whether the next may follow.
-func (c *Call) Failed(reason string) (again bool) {
-	lease := c.Lease()
-	if lease == nil {
-		return false
+// Finished says that the answer of the attempt that holds this lease has
+// ended.
+func (c *Call) Finished(lease *routing.Lease) {
+	c.mu.Lock()
+	if c.lease == lease {
+		c.lease = nil
 	}
-	c.request.Tried = append(c.request.Tried, lease.Endpoint().ID)
-	c.endAttempt()
-	if c.attempts > c.model.Policy.Retries {
-		c.gaveUp = true
-		return false
-	}
-	c.retried = reason
-	return true
+	c.mu.Unlock()
+	lease.Release()
 }
-
-// GiveUp says that no attempt may follow the one under way.
-func (c *Call) GiveUp() { c.gaveUp = true }
-
-// Finished says that the answer of the attempt under way has ended.
-func (c *Call) Finished() { c.endAttempt() }
 
 // NextOf is Next for a pool of upstreams that is not the gateway's: it picks
 // from snap with the strategy s, or with the one that was chosen for this
@@ -230,6 +242,7 @@ func (c *Call) End() {
 		return
 	}
 	c.ended = true
+	c.dropHeld()
 	if c.doc != nil {
 		*c.doc = openai.Doc{} // it would hold on to the body
 		docs.Put(c.doc)
@@ -237,53 +250,7 @@ func (c *Call) End() {
 	if c.buf != nil {
 		c.buf.release()
 	}
-}
-
-// log writes the decision, at level debug.
-func (c *Call) log(d routing.Decision) {
-	if d.Lease.IsService() {
-		if e := c.set.Logger.Check(zapcore.DebugLevel, "routing fallback to service"); e != nil {
-			e.Write(zap.String("model", c.model.Name), zap.String("strategy", c.strategyName),
-				zap.Stringer("key_source", d.Key.Source))
-		}
-		return
+	if c.raw != nil {
+		c.raw.release()
 	}
-	if e := c.set.Logger.Check(zapcore.DebugLevel, "routing to pod"); e != nil {
-		e.Write(zap.String("model", c.model.Name), zap.String("strategy", c.strategyName),
-			zap.String("target", d.Lease.Endpoint().Target()), zap.Stringer("key_source", d.Key.Source))
-	}
-}
-
-// Outcome returns how metrics call a decision's outcome.
-func Outcome(d routing.Decision) string {
-	if d.Lease.IsService() {
-		return metrics.OutcomeService
-	}
-	return metrics.OutcomePod
-}
-
-// Target returns how metrics call the target of a decision, "" if there is
-// none.
-func Target(d routing.Decision) string {
-	switch {
-	case d.Lease == nil:
-		return ""
-	case d.Lease.IsService():
-		return metrics.TargetService
-	}
-	return d.Lease.Endpoint().Target()
-}
-
-// AllowRoute says whether the answer tells the client how it was routed.
-func (c *Call) AllowRoute(yes bool) { c.tellRoute = yes }
-
-// Route returns the value of X-Flexinfer-Route, or "" if the client is not to
-// be told.
-func (c *Call) Route() string {
-	if !c.tellRoute || c.decision.Lease == nil {
-		return ""
-	}
-	d := c.decision
-	return "target=" + Target(d) + " strategy=" + c.strategyName + " key_source=" + d.Key.Source.String() +
-		" outcome=" + Outcome(d) + " attempt=" + strconv.Itoa(c.attempts)
 }

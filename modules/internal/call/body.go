@@ -109,12 +109,8 @@ func grow(buf *buffer, length, limit int64) *buffer {
 
 var errTooLarge = errors.New("request body is too large")
 
-// parts are the pieces of a body in their order; the middle one stands for
-// what the others leave out.
-type parts [3][]byte
-
-func (p *parts) length() (n int64) {
-	for _, b := range p {
+func lengthOf(pieces [][]byte) (n int64) {
+	for _, b := range pieces {
 		n += int64(len(b))
 	}
 	return n
@@ -124,7 +120,7 @@ func (p *parts) length() (n int64) {
 // buffer. It holds on to the buffer from its first read until it is closed.
 type attemptBody struct {
 	buf  *buffer
-	rest parts // what was not read yet
+	rest [][]byte // what was not read yet, in pieces
 
 	mu     sync.Mutex
 	held   bool // holds a reference
@@ -172,10 +168,13 @@ func (a *attemptBody) Read(p []byte) (n int, err error) {
 		return 0, http.ErrBodyReadAfterClose
 	}
 	defer a.end()
-	for i := range a.rest {
-		m := copy(p[n:], a.rest[i])
-		a.rest[i] = a.rest[i][m:]
+	for len(a.rest) > 0 {
+		m := copy(p[n:], a.rest[0])
 		n += m
+		if a.rest[0] = a.rest[0][m:]; len(a.rest[0]) > 0 {
+			break
+		}
+		a.rest = a.rest[1:]
 	}
 	if n == 0 && len(p) > 0 {
 		return 0, io.EOF
@@ -190,12 +189,14 @@ func (a *attemptBody) WriteNTo(w io.Writer, n int64) (int64, error) {
 	}
 	defer a.end()
 	var now net.Buffers
-	for i, b := range a.rest {
-		b = b[:min(int64(len(b)), n)]
+	for len(a.rest) > 0 && n > 0 {
+		b := a.rest[0][:min(int64(len(a.rest[0])), n)]
 		if len(b) > 0 {
 			now = append(now, b)
 			n -= int64(len(b))
-			a.rest[i] = a.rest[i][len(b):]
+		}
+		if a.rest[0] = a.rest[0][len(b):]; len(a.rest[0]) == 0 {
+			a.rest = a.rest[1:]
 		}
 	}
 	return now.WriteTo(w)

@@ -83,7 +83,7 @@ func TestAttemptBody(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
-			a := &attemptBody{buf: buf, rest: parts{buf.b[:len(buf.b)/3], nil, buf.b[len(buf.b)/3:]}}
+			a := &attemptBody{buf: buf, rest: [][]byte{buf.b[:len(buf.b)/3], nil, buf.b[len(buf.b)/3:]}}
 			defer a.Close()
 			got, err := io.ReadAll(a)
 			if err != nil || string(got) != want {
@@ -92,7 +92,7 @@ func TestAttemptBody(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	a := &attemptBody{buf: buf, rest: parts{buf.b[:len(buf.b)/3], nil, buf.b[len(buf.b)/3:]}}
+	a := &attemptBody{buf: buf, rest: [][]byte{buf.b[:len(buf.b)/3], nil, buf.b[len(buf.b)/3:]}}
 	var b strings.Builder
 	if n, err := a.WriteNTo(&b, 10); n != 10 || err != nil || b.String() != want[:10] {
 		t.Errorf("WriteNTo = %d, %v, wrote %q", n, err, b.String())
@@ -115,7 +115,7 @@ func TestAttemptBodyOutlivesCall(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := &attemptBody{buf: buf, rest: parts{buf.b[:len(buf.b)/3], nil, buf.b[len(buf.b)/3:]}}
+	a := &attemptBody{buf: buf, rest: [][]byte{buf.b[:len(buf.b)/3], nil, buf.b[len(buf.b)/3:]}}
 	pr, pw := io.Pipe()
 	wrote := make(chan error, 1)
 	go func() {
@@ -141,7 +141,7 @@ func TestAttemptBodyOutlivesCall(t *testing.T) {
 	if got := buf.refs.Load(); got != 0 {
 		t.Errorf("%d references at the end", got)
 	}
-	late := &attemptBody{buf: buf, rest: parts{buf.b[:len(buf.b)/3], nil, buf.b[len(buf.b)/3:]}}
+	late := &attemptBody{buf: buf, rest: [][]byte{buf.b[:len(buf.b)/3], nil, buf.b[len(buf.b)/3:]}}
 	if _, err := late.Read(first); err == nil {
 		t.Error("read a buffer that is back in its pool")
 	}

@@ -6,21 +6,21 @@ package call
 
 import (
 	"bytes"
-	"cmp"
 	"context"
-	"encoding/json"
 	"io"
 	"net/http"
-	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"go.uber.org/zap"
+	"golang.org/x/net/http/httpguts"
 
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/catalog"
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/coding"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/key"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/openai"
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/responses"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/usage"
 	"github.com/flexinfer/caddy-flexinfer/modules/routing"
 )
@@ -49,6 +49,9 @@ type Settings struct {
 	// Validate refuses requests that engines would refuse for their shape.
 	Validate bool
 
+	// Responses knows which endpoints hold the answers of /v1/responses.
+	Responses *responses.Store
+
 	// LeaseTTL is the age at which the ledger takes a lease for a leak.
 	LeaseTTL time.Duration
 
@@ -61,6 +64,7 @@ type Settings struct {
 type Call struct {
 	set     *Settings
 	started time.Time
+	id      string // see RequestID
 
 	// The request as it came.
 	header  http.Header
@@ -72,6 +76,19 @@ type Call struct {
 	read    bool
 	readErr error
 	badDoc  error
+	form    bool // the body is a multipart form
+
+	// A body that came compressed: body is what was in it.
+	coded     bool
+	raw       *buffer
+	badCoding error
+	decodes   bool // it goes on without its coding
+
+	// What endpoints are to see otherwise.
+	edits      []openai.Edit
+	clamped    string
+	hidesUsage bool
+	sentName   string // of the model, in the last attempt
 
 	// What it asks for.
 	asked    string
@@ -93,7 +110,12 @@ type Call struct {
 	attempts     int
 	retried      string // why the next attempt is one more
 	gaveUp       bool
-	foreign      bool // the attempt's endpoint is of another's pool
+	held         *http.Response  // see Hold
+	admitted     time.Time       // when it was found fit to be passed on
+	dialled      time.Time       // when the first attempt began
+	bound        responses.Place // what the request follows up
+	boundID      string          // of the answer
+	foreign      bool            // the attempt's endpoint is of another's pool
 	tellRoute    bool
 	answered     Answer
 	ended        bool
@@ -186,19 +208,43 @@ func (c *Call) readBody(r *http.Request) error {
 	buf, err := readBody(r.Body, r.ContentLength, c.set.MaxBody)
 	c.buf = buf
 	if err != nil {
-		r.Body = &resumedBody{Reader: io.MultiReader(&attemptBody{buf: buf, rest: parts{buf.b}}, r.Body), Closer: r.Body}
+		r.Body = &resumedBody{Reader: io.MultiReader(&attemptBody{buf: buf, rest: [][]byte{buf.b}}, r.Body), Closer: r.Body}
 		return err
 	}
-	c.body, c.length = buf.b, int64(len(buf.b))
-	if len(buf.b) <= small {
-		c.body = bytes.Clone(buf.b)
-		buf.release()
-		c.buf = nil
+	if coding.Encoded(r.Header) {
+		c.decode(r)
 	}
+	if c.buf != nil {
+		c.body = c.buf.b
+		if len(c.body) <= small {
+			c.body = bytes.Clone(c.body)
+			c.buf.release()
+			c.buf = nil
+		}
+	}
+	c.length = int64(len(c.body))
 	c.Rewind(r)
 	r.TransferEncoding = nil
 	c.scan(r)
 	return nil
+}
+
+// decode reads a body that came compressed, and keeps it as it came too: it
+// may go to somebody who expects that. The caller holds the body in buf.
+func (c *Call) decode(r *http.Request) {
+	c.coded, c.raw, c.buf = true, c.buf, nil
+	plain, err := coding.NewReader(r.Header["Content-Encoding"], bytes.NewReader(c.raw.b), c.set.MaxBody)
+	if err == nil {
+		defer plain.Close()
+		c.buf, err = readBody(plain, -1, c.set.MaxBody)
+	}
+	if err != nil {
+		if c.buf != nil {
+			c.buf.release()
+			c.buf = nil
+		}
+		c.badCoding = err
+	}
 }
 
 // scan looks at a body that is JSON, by its type or, where the type is
@@ -206,6 +252,7 @@ func (c *Call) readBody(r *http.Request) error {
 func (c *Call) scan(r *http.Request) {
 	switch mediaType(r.Header) {
 	case typeForm:
+		c.form = true
 		return
 	case typeOther:
 		if !startsLikeObject(c.body) {
@@ -229,51 +276,6 @@ func startsLikeObject(body []byte) bool {
 // Unread reports whether r's body was left where it is, in part at least.
 func (c *Call) Unread(r *http.Request) bool {
 	return c.length < 0 && r.ContentLength != 0
-}
-
-// Rewind gives r a body that reads the call's bytes from the start, for one
-// attempt: those that came, but for the model's name where the endpoints know
-// another than the one that was asked for.
-func (c *Call) Rewind(r *http.Request) {
-	switch {
-	case c.length < 0:
-		return
-	case c.length == 0:
-		r.Body, r.ContentLength = http.NoBody, 0
-		return
-	}
-	p := c.outgoing()
-	r.ContentLength = p.length()
-	if c.buf != nil {
-		r.Body = &attemptBody{buf: c.buf, rest: p}
-		return
-	}
-	// A reader that net/http knows: it then sends head and body in one
-	// packet. Nobody knows when it is done with it, hence no pooled buffer.
-	body := p[0]
-	if len(p[1]) > 0 {
-		body = slices.Concat(p[0], p[1], p[2])
-	}
-	r.Body = io.NopCloser(bytes.NewReader(body))
-}
-
-// outgoing returns the body as the endpoints are to see it.
-func (c *Call) outgoing() parts {
-	d := c.document()
-	if d == nil || c.model == nil {
-		return parts{c.body}
-	}
-	name, err := d.Model(maxName)
-	known := cmp.Or(c.adapter, c.model.Name)
-	if err != nil || name == known {
-		return parts{c.body}
-	}
-	quoted, err := json.Marshal(known)
-	if err != nil {
-		return parts{c.body}
-	}
-	value := d.Field(openai.FieldModel)
-	return parts{c.body[:value.Start], quoted, c.body[value.End:]}
 }
 
 // Body returns the length of the body in bytes, or -1 if it was not read.
@@ -347,19 +349,63 @@ func (c *Call) document() *openai.Doc {
 	return c.doc
 }
 
-// Stream reports whether the request asks for a stream.
+// Queued returns the time between the call's being admitted and its first
+// attempt, 0 if there was none.
+func (c *Call) Queued() time.Duration {
+	if c.dialled.IsZero() || c.admitted.IsZero() {
+		return 0
+	}
+	return c.dialled.Sub(c.admitted)
+}
+
+// Dialled returns the time at which the first attempt began.
+func (c *Call) Dialled() time.Time { return c.dialled }
+
+// Stream reports whether the request asks for a stream. Ollama's own API
+// streams unless it is told otherwise.
 func (c *Call) Stream() bool {
 	d := c.document()
 	if d == nil {
 		return false
 	}
 	v, ok := d.Bool(d.Field(openai.FieldStream))
+	if !ok && (c.path == "/api/chat" || c.path == "/api/generate") {
+		return true
+	}
 	return v && ok
 }
 
+// completions are the paths, less what is in front of them, that generate
+// text.
+var completions = []string{"/v1/chat/completions", "/v1/completions", "/v1/messages", responsesPath, "/api/chat", "/api/generate"}
+
 // Completion reports whether the request asks for a completion.
 func (c *Call) Completion() bool {
-	return strings.HasSuffix(c.path, "/v1/chat/completions") || strings.HasSuffix(c.path, "/v1/completions")
+	for _, path := range completions {
+		if strings.HasSuffix(c.path, path) {
+			return true
+		}
+	}
+	return false
+}
+
+// TakesTrailers reports whether the client wants to see trailers.
+func (c *Call) TakesTrailers() bool {
+	return httpguts.HeaderValuesContainsToken(c.header["Te"], "trailers")
+}
+
+// WantsHitRate reports whether the client asks for the hit rate of the
+// endpoint's prefix cache.
+func (c *Call) WantsHitRate() bool {
+	v := c.header["X-Flexinfer-Want-Prefix-Hit"]
+	if len(v) == 0 {
+		return false
+	}
+	switch strings.ToLower(strings.TrimSpace(v[0])) {
+	case "1", "true", "yes", "on":
+		return true
+	}
+	return false
 }
 
 // Interface guard

@@ -50,7 +50,7 @@ func fixture(t *testing.T, retries int) (*Settings, *catalog.Catalog) {
 		Models: []catalog.Declaration{{
 			Name: t.Name(), Aliases: []string{"alias"}, Adapters: []string{"adapter"},
 			Strategy: first{}, StrategyName: "first", Sources: []routing.Source{fixed{"a:1", "b:1", "c:1"}},
-			Policy: &catalog.Policy{Retries: retries},
+			Policy: &catalog.Policy{Retries: retries, RetryFloor: 10},
 		}},
 	})
 	t.Cleanup(cat.Close)
@@ -84,7 +84,7 @@ func TestAttempts(t *testing.T) {
 		if n, _ := snap.Total(&routing.Request{}); n != 1 {
 			t.Errorf("%d calls are counted during one attempt", n)
 		}
-		c.Failed("test")
+		c.Failed("test", false)
 	}
 	if got, want := fmt.Sprint(went), "[a:1 b:1 c:1 a:1]"; got != want {
 		t.Errorf("went to %s, want %s", got, want)
@@ -182,7 +182,7 @@ func TestLateAttemptReadsNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	late := &attemptBody{buf: buf, rest: parts{buf.b}}
+	late := &attemptBody{buf: buf, rest: [][]byte{buf.b}}
 	buf.release()
 	other, err := readBody(strings.NewReader("SECRET OF B"), -1, 100)
 	if err != nil {

@@ -7,10 +7,14 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/catalog"
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/coding"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/openai"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/refusal"
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/responses"
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/validate"
 	"github.com/flexinfer/caddy-flexinfer/modules/routing"
 )
 
@@ -30,7 +34,8 @@ const (
 //     longest known name counts, since names may hold slashes);
 //  3. the field model of a JSON body;
 //  4. the form field model of a multipart body;
-//  5. the query parameter model of a request without a body.
+//  5. the query parameter model of a request without a body;
+//  6. a path /v1/responses/<id> of an answer that one of its endpoints gave.
 //
 // A name in the header or the path is judged before the body is read. The
 // error is a [refusal.Refusal] or what came of reading the body; ReadBody's
@@ -67,24 +72,82 @@ func (c *Call) Resolve(r *http.Request, cat *catalog.Catalog) error {
 	if err := c.ReadWhole(r); err != nil {
 		return err
 	}
-	if name != "" {
-		c.Rewind(r)
-		return nil
-	}
-	name, ref = c.contentModel(r)
-	if ref != nil {
-		return ref
+	if c.coded {
+		c.decodes = true
+		delete(r.Header, "Content-Encoding")
 	}
 	if name == "" {
-		return refusal.NoModel()
+		if name, ref = c.contentModel(r); ref != nil {
+			return ref
+		}
+		followed := c.follow()
+		switch {
+		case name != "":
+		case followed:
+			name = c.bound.Model
+		case strings.HasPrefix(c.path, responsesPath+"/"):
+			return refusal.UnknownResponse()
+		default:
+			return refusal.NoModel()
+		}
+		if ref := c.resolve(t, name); ref != nil {
+			return ref
+		}
+	} else {
+		c.follow()
 	}
-	if ref := c.resolve(t, name); ref != nil {
-		return ref
+	if c.bound.Model != c.model.Name {
+		c.bound = responses.Place{} // of another model, by the same id
 	}
-	if name != c.model.Name { // the body's bytes are not what goes out
+	c.edit()
+	c.admitted = time.Now()
+	if c.coded || len(c.edits) > 0 || name != c.model.Name { // the bytes are not what goes out
 		c.Rewind(r)
 	}
 	return nil
+}
+
+// Check refuses a request that engines would refuse for its shape, if the
+// settings ask for it.
+func (c *Call) Check() *refusal.Refusal {
+	d := c.document()
+	if !c.set.Validate || d == nil {
+		return nil
+	}
+	return validate.Request(c.path, d)
+}
+
+const responsesPath = "/v1/responses"
+
+// follow finds out whether the request follows up an earlier answer of the API
+// /v1/responses, and which endpoint holds that.
+func (c *Call) follow() (ok bool) {
+	if c.set.Responses == nil || !strings.HasPrefix(c.path, responsesPath) {
+		return false
+	}
+	if id, below := strings.CutPrefix(c.path, responsesPath+"/"); below {
+		id, _, _ = strings.Cut(id, "/")
+		c.bound, ok = c.set.Responses.Find(id)
+	} else if d := c.document(); d != nil {
+		var id [responses.MaxID]byte
+		if s, whole := d.AppendString(id[:0], d.Field(openai.FieldPreviousResponseID), len(id)); whole {
+			c.bound, ok = c.set.Responses.Find(string(s))
+		}
+	}
+	return ok
+}
+
+// Binds reports whether the answer gets an id that others will refer to.
+func (c *Call) Binds() bool {
+	return c.set.Responses != nil && c.model != nil && strings.HasSuffix(c.path, responsesPath)
+}
+
+// Bind notes that the endpoint holds the answer with this id.
+func (c *Call) Bind(id string, e *routing.Endpoint) {
+	if c.boundID != id {
+		c.boundID = id
+		c.set.Responses.Bind(id, responses.Place{Model: c.model.Name, Endpoint: e.ID})
+	}
 }
 
 // Named finds the name of the model that the request asks for, in the same
@@ -116,6 +179,12 @@ func (c *Call) Named(r *http.Request, cat *catalog.Catalog) (string, error) {
 func (c *Call) ReadWhole(r *http.Request) error {
 	err := c.ReadBody(r)
 	if errors.Is(err, errTooLarge) {
+		return refusal.TooLarge(c.set.MaxBody)
+	}
+	if err == nil && c.badCoding != nil {
+		if ref := coding.Refusal(c.badCoding); ref != nil {
+			return ref
+		}
 		return refusal.TooLarge(c.set.MaxBody)
 	}
 	return err

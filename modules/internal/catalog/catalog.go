@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/budget"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/health"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/ledger"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/metrics"
@@ -33,8 +34,10 @@ type Model struct {
 	StrategyName string
 	Snapshot     *routing.Snapshot
 
-	// Policy says how calls are made.
+	// Policy says how calls are made, and Budget how many of them may be
+	// repeated.
 	Policy *Policy
+	Budget *budget.Budget
 
 	// Metrics records what happens to the model's requests, and Decisions
 	// what its own strategy decides.
@@ -230,6 +233,11 @@ func (c *Catalog) add(t, prev *Table, d Declaration, found []routing.Spec) {
 	if m.Metrics == nil {
 		m.Metrics = metrics.Acquire(d.Name)
 		c.recorded[d.Name] = m.Metrics
+	}
+	if old != nil {
+		m.Budget = old.Budget
+	} else {
+		m.Budget = new(budget.Budget)
 	}
 	m.Decisions = m.Metrics.Strategy(d.StrategyName)
 	m.Snapshot = c.snapshot(m, old, d.Service, found)

@@ -58,6 +58,8 @@ var (
 		"Endpoints that came (added) and went (removed).", "model", "change_type")
 	ttft = histogram("time_to_first_token_seconds",
 		"Time from a streaming request's arrival to the first byte of its answer's body that is not a comment.", longBuckets, "model")
+	clamped = counter("max_tokens_clamped_total",
+		"Requests whose limit of tokens was cut down, by reason.", "model", "reason")
 	reservations = counter("least_loaded_reservations_total",
 		"Picks that counted as load before their attempts dialled.", "model")
 	reservationsExpired = counter("least_loaded_reservations_expired_total",
@@ -82,7 +84,7 @@ var perModel = []interface {
 }{
 	requests, retries, duration, active, decisions, targetHits, cardinality, cardinalityOverflow,
 	endpointChanges, ttft, promptTokens, completionTokens, completions, promptTokensTotal, cachedTokensTotal,
-	reservations, reservationsExpired,
+	reservations, reservationsExpired, clamped,
 }
 
 // Register registers the process's collectors, and others, in a

@@ -54,6 +54,7 @@ type Model struct {
 	promptTotal       prometheus.Counter
 	cachedTotal       prometheus.Counter
 	reserved, overdue prometheus.Counter
+	clamped           prometheus.Counter
 	strategies        sync.Map // strategy's name → *Strategy
 }
 
@@ -83,6 +84,7 @@ func Acquire(name string) *Model {
 		m.completionTokens = completionTokens.WithLabelValues(name)
 		m.promptTotal = promptTokensTotal.WithLabelValues(name)
 		m.cachedTotal = cachedTokensTotal.WithLabelValues(name)
+		m.clamped = clamped.WithLabelValues(name, "context_window_headroom")
 		m.reserved = reservations.WithLabelValues(name)
 		m.overdue = reservationsExpired.WithLabelValues(name)
 		models.m[name] = m
@@ -155,6 +157,10 @@ func (m *Model) Completed(stream bool, u usage.Tokens) {
 
 // Reserved records a pick that counts as load before its attempt dials.
 func (m *Model) Reserved() { m.reserved.Inc() }
+
+// Clamped records that a limit of tokens was cut down to what the context
+// window leaves.
+func (m *Model) Clamped() { m.clamped.Inc() }
 
 // Endpoints records how many of the model's endpoints came and went.
 func (m *Model) Endpoints(added, removed int) {

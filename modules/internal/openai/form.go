@@ -1,12 +1,14 @@
 package openai
 
 import (
+	"bufio"
 	"bytes"
 	"errors"
 	"fmt"
 	"io"
 	"mime"
 	"mime/multipart"
+	"net/textproto"
 	"strings"
 )
 
@@ -64,6 +66,73 @@ func FormModel(body []byte, contentType string) (name string, count int, err err
 	}
 	return name, count, nil
 }
+
+// FormModels returns where the values of the form fields model stand in a
+// multipart/form-data body, white space around them left off. It is for a body
+// that [FormModel] could read.
+func FormModels(body []byte, contentType string) (values []Span) {
+	_, params, err := mime.ParseMediaType(contentType)
+	if err != nil || params["boundary"] == "" {
+		return nil
+	}
+	delimiter := []byte("--" + params["boundary"])
+	next := func(from int) int { // the delimiter, at the start of a line
+		for from < len(body) {
+			i := bytes.Index(body[from:], delimiter)
+			if i < 0 {
+				break
+			}
+			if i += from; i == 0 || body[i-1] == '\n' {
+				return i
+			}
+			from = i + 1
+		}
+		return -1
+	}
+	for at := next(0); at >= 0; {
+		start := at + len(delimiter)
+		end := next(start)
+		if end < 0 {
+			break
+		}
+		if s, ok := modelIn(body, start, end); ok {
+			values = append(values, s)
+		}
+		at = end
+	}
+	return values
+}
+
+// modelIn returns where the value of a part stands, if it is a field model.
+// start is behind the delimiter in front of the part, end where the next
+// begins.
+func modelIn(body []byte, start, end int) (s Span, ok bool) {
+	lines := bufio.NewReader(bytes.NewReader(body[start:end]))
+	rest, err := lines.ReadString('\n') // of the delimiter's line
+	if err != nil || strings.TrimSpace(rest) != "" {
+		return s, false
+	}
+	header, err := textproto.NewReader(lines).ReadMIMEHeader()
+	part := &multipart.Part{Header: header}
+	if err != nil || part.FormName() != "model" || isFile(part) || header.Get("Content-Transfer-Encoding") != "" {
+		return s, false
+	}
+	content, err := io.ReadAll(lines)
+	if err != nil {
+		return s, false
+	}
+	// The line end before the delimiter is the delimiter's.
+	s.Start, s.End = end-len(content), end
+	for s.Start < s.End && isSpace(body[s.Start]) {
+		s.Start++
+	}
+	for s.End > s.Start && isSpace(body[s.End-1]) {
+		s.End--
+	}
+	return s, s.Present()
+}
+
+func isSpace(c byte) bool { return c == ' ' || c == '\t' || c == '\r' || c == '\n' }
 
 // isFile reports whether a part has a file name, be it empty.
 func isFile(part *multipart.Part) bool {

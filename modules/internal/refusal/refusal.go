@@ -50,6 +50,15 @@ func UnknownModel(name string) *Refusal {
 	}
 }
 
+// UnknownResponse refuses a request for an answer that no endpoint is known to
+// hold.
+func UnknownResponse() *Refusal {
+	return &Refusal{
+		Status: http.StatusNotFound, Type: "not_found_error", Code: "response_not_found",
+		Message: "no engine here is known to hold this response; one is known for an hour, and only to the gateway that it came through",
+	}
+}
+
 // Starting refuses a request for a model that is not known yet.
 func Starting(name string) *Refusal {
 	return &Refusal{

@@ -1,0 +1,141 @@
+package call
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"io"
+	"net/http"
+
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/clamp"
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/openai"
+)
+
+// edit works out what endpoints are to see otherwise than the client wrote it,
+// whichever endpoint it is. The body itself stays as it is.
+func (c *Call) edit() {
+	d := c.document()
+	if d == nil {
+		return
+	}
+	if window := c.model.Policy.Window(); c.set.Clamp && window > 0 {
+		reserve := c.set.PromptReserve
+		if reserve == 0 {
+			reserve = clamp.Estimate(d)
+		}
+		edits, change := clamp.Edits(c.edits, d, clamp.Cap(window, reserve))
+		if len(edits) > 0 {
+			c.edits, c.clamped = edits, change.String()
+			c.model.Metrics.Clamped()
+		}
+	}
+	if c.set.AskUsage && c.Completion() {
+		if e, ok, _ := d.AskUsage(); ok {
+			c.edits, c.hidesUsage = append(c.edits, e), true
+		}
+	}
+}
+
+// Clamped returns how a limit of tokens was cut down, as <old>-><new>, or "".
+func (c *Call) Clamped() string { return c.clamped }
+
+// HidesUsage reports whether the stream will tell of its usage though the
+// client did not ask for it.
+func (c *Call) HidesUsage() bool { return c.hidesUsage }
+
+// upstreamName returns the name by which the endpoint of the attempt under way
+// knows what was asked for.
+func (c *Call) upstreamName() string {
+	own := ""
+	if e := c.Lease().Endpoint(); e != nil {
+		own = e.Model
+	}
+	return cmp.Or(c.adapter, own, c.model.Name)
+}
+
+// Renamed returns the name that the answer is to give the model, or "" if the
+// endpoint knows it by the name that was asked for.
+func (c *Call) Renamed() string {
+	if !c.set.MapModel || c.model == nil || c.asked == c.upstreamName() {
+		return ""
+	}
+	return c.asked
+}
+
+// UpstreamModel returns the name of the model in the last attempt's request.
+func (c *Call) UpstreamModel() string {
+	if c.model == nil || c.attempts == 0 {
+		return ""
+	}
+	return c.sentName
+}
+
+// outgoing returns the pieces of the body as the endpoint of the attempt under
+// way is to see it.
+func (c *Call) outgoing() [][]byte {
+	if c.model == nil || c.ended {
+		return [][]byte{c.body}
+	}
+	c.sentName = c.upstreamName()
+	edits := c.edits[:len(c.edits):len(c.edits)]
+	switch {
+	case c.form:
+		edits = append(edits, c.renameForm(c.sentName)...)
+	case c.doc != nil:
+		if name, err := c.doc.Model(maxName); err == nil && name != c.sentName {
+			if quoted, err := json.Marshal(c.sentName); err == nil {
+				edits = append(edits, openai.Edit{Span: c.doc.Field(openai.FieldModel), With: quoted})
+			}
+		}
+	}
+	if len(edits) == 0 {
+		return [][]byte{c.body}
+	}
+	return openai.Splice(nil, c.body, edits)
+}
+
+// renameForm returns the edits that give a form's field model the value name.
+func (c *Call) renameForm(name string) (edits []openai.Edit) {
+	for _, s := range openai.FormModels(c.body, c.header.Get("Content-Type")) {
+		if string(c.body[s.Start:s.End]) != name {
+			edits = append(edits, openai.Edit{Span: s, With: []byte(name)})
+		}
+	}
+	return edits
+}
+
+// Rewind gives r a body that reads the call's bytes from the start, for one
+// attempt: those that came, but for what the endpoint is to see otherwise.
+func (c *Call) Rewind(r *http.Request) {
+	if c.length < 0 {
+		return
+	}
+	if c.coded && !c.decodes { // not for an endpoint of ours
+		c.rewind(r, c.raw, [][]byte{c.raw.b})
+		return
+	}
+	if c.length == 0 {
+		r.Body, r.ContentLength = http.NoBody, 0
+		return
+	}
+	c.rewind(r, c.buf, c.outgoing())
+}
+
+func (c *Call) rewind(r *http.Request, buf *buffer, pieces [][]byte) {
+	r.ContentLength = lengthOf(pieces)
+	if buf != nil {
+		r.Body = &attemptBody{buf: buf, rest: pieces}
+	} else {
+		// A reader that net/http knows: it then sends head and body in
+		// one packet. Nobody knows when it is done with it, hence no
+		// pooled buffer.
+		whole := pieces[0]
+		if len(pieces) > 1 {
+			whole = bytes.Join(pieces, nil)
+		}
+		r.Body = io.NopCloser(bytes.NewReader(whole))
+	}
+	if len(r.Trailer) > 0 {
+		r.ContentLength = -1 // trailers follow chunks only
+	}
+}

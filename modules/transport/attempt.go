@@ -1,0 +1,208 @@
+package transport
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"golang.org/x/net/http2"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/call"
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/catalog"
+	"github.com/flexinfer/caddy-flexinfer/modules/routing"
+)
+
+// An attempt is one exchange of a call with an endpoint.
+type attempt struct {
+	t        *Transport
+	call     *call.Call
+	model    *catalog.Model
+	endpoint *routing.Endpoint
+	lease    *routing.Lease
+	began    time.Time
+	idle     time.Duration // for how long the endpoint keeps the connection; 0 if it does not say
+	fine     bool          // the status is no failure
+	client   context.Context
+	ctx      context.Context
+	cancel   context.CancelCauseFunc
+	watchdog watchdog
+	hitRate  *hitRate // nil unless the client wants to know
+
+	// What net/http tells of the connection, from goroutines of its own.
+	conn     atomic.Pointer[net.Conn]
+	reused   atomic.Bool
+	answered atomic.Bool
+	wrote    atomic.Int64 // when the request was out, in ns since began
+}
+
+// begin makes req that of an attempt.
+func (t *Transport) begin(c *call.Call, lease *routing.Lease, req *http.Request) (*attempt, *http.Request) {
+	a := &attempt{t: t, call: c, model: c.Model(), endpoint: lease.Endpoint(), lease: lease, began: time.Now(), client: req.Context()}
+	a.ctx, a.cancel = context.WithCancelCause(a.client)
+	c.Dial()
+	if c.Stream() {
+		a.watchdog.start(a, a.model.Policy.FirstByte)
+	}
+	return a, req.WithContext(httptrace.WithClientTrace(a.ctx, &httptrace.ClientTrace{
+		GotConn:              a.gotConn,
+		WroteRequest:         a.wroteRequest,
+		GotFirstResponseByte: a.gotFirstByte,
+	}))
+}
+
+func (a *attempt) gotConn(info httptrace.GotConnInfo) {
+	a.reused.Store(info.Reused)
+	a.conn.Store(&info.Conn)
+}
+
+func (a *attempt) wroteRequest(info httptrace.WroteRequestInfo) {
+	if info.Err == nil {
+		a.wrote.Store(max(int64(time.Since(a.began)), 1))
+	}
+}
+
+func (a *attempt) gotFirstByte() { a.answered.Store(true) }
+
+// end is called when nothing of the attempt is left.
+func (a *attempt) end() {
+	a.watchdog.stop()
+	a.cancel(nil)
+}
+
+// raceWindow is how long after the last byte of a request the loss of a reused
+// connection is put down to the endpoint having closed it as idle. Later the
+// endpoint may have read the request, and died of it.
+const raceWindow = 100 * time.Millisecond
+
+// neverBegan reports whether the endpoint cannot have begun to work on the
+// request of an attempt that failed with err.
+func (a *attempt) neverBegan(err error) bool {
+	if refusedStream(err) {
+		return true
+	}
+	if !a.reused.Load() || a.answered.Load() || !connectionLost(err) {
+		return false
+	}
+	wrote := a.wrote.Load()
+	return wrote == 0 || time.Since(a.began)-time.Duration(wrote) < raceWindow
+}
+
+// refusedStream reports whether an HTTP/2 server says that it did not look at
+// the request. net/http repeats it by itself only if nothing of the body was
+// read, and wraps the reason in text alone.
+func refusedStream(err error) bool {
+	if se, ok := errors.AsType[http2.StreamError](err); ok && se.Code == http2.ErrCodeRefusedStream {
+		return true
+	}
+	return strings.Contains(err.Error(), "http2: Transport: cannot retry err [")
+}
+
+// connectionLost reports whether the connection broke, rather than that what
+// came over it made no sense.
+func connectionLost(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed) ||
+		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) ||
+		strings.Contains(err.Error(), "server closed idle connection")
+}
+
+// reason names a failure as metrics do.
+func reason(err error) string {
+	var ne net.Error
+	switch dialErr, dial := errors.AsType[*dialError](err); {
+	case dial:
+		return dialErr.reason()
+	case refusedStream(err):
+		return "refused_stream"
+	case errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
+		return "conn_reset"
+	case connectionLost(err):
+		return "eof"
+	case errors.As(err, &ne) && ne.Timeout():
+		return "timeout"
+	}
+	return "other"
+}
+
+// failed turns the failure of an attempt into what makes the proxy do the
+// right thing: try again, pass an earlier answer on, or give up.
+func (a *attempt) failed(err error) (*http.Response, error) {
+	late := context.Cause(a.ctx)
+	a.end()
+	c, health := a.call, a.endpoint.Health()
+	if a.client.Err() != nil { // the client has left
+		c.GiveUp()
+		return nil, err
+	}
+	_, unreachable := errors.AsType[*dialError](err)
+	again, poison := false, false
+	switch {
+	case errors.Is(late, errNoFirstByte):
+		health.Failed(&a.model.Policy.Health, false, a.mayEject)
+		err = errNoFirstByte
+	case unreachable, a.conn.Load() == nil:
+		health.Failed(&a.model.Policy.Health, true, nil)
+		again = c.Failed(reason(err), false)
+	case a.neverBegan(err):
+		again = c.Failed(reason(err), false)
+	default:
+		health.Failed(&a.model.Policy.Health, false, a.mayEject)
+		poison = true
+		again = a.model.Policy.RetryReset && c.Failed(reason(err), false)
+	}
+	if e := a.t.logger.Check(zapcore.WarnLevel, "exchange with endpoint failed"); e != nil {
+		e.Write(zap.String("model", a.model.Name), zap.String("target", a.endpoint.Target()),
+			zap.Int("attempt", c.Attempts()), zap.Bool("may_have_begun", poison), zap.Error(err))
+	}
+	if again {
+		return nil, reverseproxy.NewDialError(err)
+	}
+	c.GiveUp()
+	if res := c.Held(); res != nil {
+		return res, nil
+	}
+	return nil, err
+}
+
+// mayEject reports whether one more of the model's endpoints may be ejected.
+func (a *attempt) mayEject() bool {
+	return a.call.Model().Snapshot.MayEject(a.model.Policy.Health.MaxEjected)
+}
+
+// tcpConn returns the attempt's connection, or nil if it is not known.
+func (a *attempt) tcpConn() *directConn {
+	p := a.conn.Load()
+	if p == nil {
+		return nil
+	}
+	conn := *p
+	if secure, ok := conn.(*tls.Conn); ok {
+		conn = secure.NetConn()
+	}
+	direct, _ := conn.(*directConn)
+	return direct
+}
+
+// A timeoutError says which of the times ran out. To the proxy it is a
+// timeout, which it answers with 504.
+type timeoutError string
+
+func (e timeoutError) Error() string   { return string(e) }
+func (e timeoutError) Timeout() bool   { return true }
+func (e timeoutError) Temporary() bool { return true }
+
+const (
+	errNoFirstByte = timeoutError("no byte of the answer came within timeouts first_byte")
+	errGap         = timeoutError("no further byte of the answer came within timeouts gap")
+)

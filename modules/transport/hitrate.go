@@ -1,0 +1,128 @@
+package transport
+
+import (
+	"context"
+	"io"
+	"maps"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+
+	"github.com/flexinfer/caddy-flexinfer/modules/routing"
+)
+
+const (
+	hitRateTimeout = 1500 * time.Millisecond
+	maxMetrics     = 1 << 20 // bytes
+)
+
+// A hitRate is an endpoint's share of prompt tokens that it found in its cache,
+// over its whole life, as it says itself when a client wants to know.
+type hitRate struct{ result chan string }
+
+// askHitRate begins to ask the endpoint. It takes hitRateTimeout at most.
+func askHitRate(ctx context.Context, rt http.RoundTripper, e *routing.Endpoint) *hitRate {
+	h := &hitRate{result: make(chan string, 1)}
+	go func() {
+		ctx, cancel := context.WithTimeout(ctx, hitRateTimeout)
+		defer cancel()
+		h.result <- fetchHitRate(ctx, rt, e)
+	}()
+	return h
+}
+
+// value returns the rate with four decimals, or "" if the endpoint does not
+// say. Unless wait is set, it is "" as well if the answer is not there yet.
+func (h *hitRate) value(wait bool) (rate string) {
+	if h == nil {
+		return ""
+	}
+	if wait {
+		rate = <-h.result
+	} else {
+		select {
+		case rate = <-h.result:
+		default:
+			return ""
+		}
+	}
+	h.result <- rate // for whoever asks next
+	return rate
+}
+
+func fetchHitRate(ctx context.Context, rt http.RoundTripper, e *routing.Endpoint) string {
+	scheme := e.Scheme
+	if scheme == "h2c" {
+		scheme = "http"
+	}
+	u := url.URL{Scheme: scheme, Host: e.Address}
+	rewriteBase(&u, e.Path+"/metrics")
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), http.NoBody)
+	if err != nil {
+		return ""
+	}
+	maps.Copy(req.Header, e.Header)
+	res, err := rt.RoundTrip(req)
+	if err != nil {
+		return ""
+	}
+	defer res.Body.Close()
+	if res.StatusCode != http.StatusOK {
+		return ""
+	}
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(io.LimitReader(res.Body, maxMetrics))
+	if err != nil && len(families) == 0 {
+		return ""
+	}
+	if rate, ok := rateOf(families); ok {
+		return strconv.FormatFloat(rate, 'f', 4, 64)
+	}
+	return ""
+}
+
+// rateOf finds the rate among an engine's metrics: a gauge of it, as older
+// versions of vLLM have, or the quotient of two counters.
+func rateOf(families map[string]*dto.MetricFamily) (rate float64, ok bool) {
+	for _, name := range []string{"vllm:gpu_prefix_cache_hit_rate", "vllm:prefix_cache_hit_rate"} {
+		if f := families[name]; f != nil && len(f.GetMetric()) > 0 {
+			rate = valueOf(f.GetMetric()[0])
+			return rate, rate >= 0 && rate <= 1
+		}
+	}
+	var hits, queries float64
+	for name, f := range families {
+		var sum *float64
+		switch {
+		case strings.HasSuffix(name, "prefix_cache_hits_total"):
+			sum = &hits
+		case strings.HasSuffix(name, "prefix_cache_queries_total"):
+			sum = &queries
+		default:
+			continue
+		}
+		for _, m := range f.GetMetric() {
+			*sum += valueOf(m)
+		}
+	}
+	if queries <= 0 || hits < 0 || hits > queries {
+		return 0, false
+	}
+	return hits / queries, true
+}
+
+func valueOf(m *dto.Metric) float64 {
+	switch {
+	case m.Gauge != nil:
+		return m.Gauge.GetValue()
+	case m.Counter != nil:
+		return m.Counter.GetValue()
+	}
+	return m.Untyped.GetValue()
+}
