@@ -178,7 +178,7 @@ func TestSDKGo(t *testing.T) {
 	g.WaitIdle(t)
 }
 
-// The npm client, in a script of its own.
+// The npm clients of OpenAI and of Ollama, in scripts of their own.
 func TestSDKNode(t *testing.T) {
 	t.Parallel()
 	node, err := exec.LookPath("node")
@@ -199,11 +199,14 @@ func TestSDKNode(t *testing.T) {
 		}
 		return string(out)
 	}
-	if _, err := os.Stat(filepath.Join(dir, "node_modules", "openai", "package.json")); err != nil {
-		run("npm", nil, "ci", "--no-audit", "--no-fund")
+	for _, client := range []string{"openai", "ollama"} {
+		if _, err := os.Stat(filepath.Join(dir, "node_modules", client, "package.json")); err != nil {
+			run("npm", nil, "ci", "--no-audit", "--no-fund")
+		}
 	}
 	g, _ := overEngines(t)
-	t.Log(run(node, []string{"BASE_URL=" + g.URL + "/v1"}, "--test", "--test-reporter=tap", "openai.test.mjs"))
+	env := []string{"BASE_URL=" + g.URL + "/v1", "OLLAMA_HOST=" + g.URL}
+	t.Log(run(node, env, "--test", "--test-reporter=tap", "openai.test.mjs", "ollama.test.mjs"))
 	g.WaitIdle(t)
 }
 
