@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
+	"maps"
 	"time"
 
 	"github.com/cespare/xxhash/v2"
@@ -107,9 +108,7 @@ func (x *exchange) ollamaAnswer(q request, m *model, p prompt, piece func(text s
 		f["prompt_eval_count"], f["prompt_eval_duration"] = s.prompt, max(1, first.Sub(began).Nanoseconds())
 		f["eval_count"], f["eval_duration"] = s.generated, since(first)
 		if last != nil {
-			for name, value := range last(s) {
-				f[name] = value
-			}
+			maps.Copy(f, last(s))
 		}
 		return f
 	}
