@@ -21,8 +21,8 @@ type endpoint struct {
 	body func(model, key string) string
 
 	// answers is part of a good answer, broken what the body of an error
-	// begins with.
-	answers, broken string
+	// begins with. source is where the key comes from under prefix routing.
+	answers, broken, source string
 }
 
 const (
@@ -56,24 +56,24 @@ func jsonBody(members string) func(model, key string) string {
 }
 
 var endpoints = []endpoint{
-	{"/v1/chat/completions", jsonBody(`"messages":[{"role":"system","content":"%s"},{"role":"user","content":"u"}]`), `"chat.completion"`, openAIError},
-	{"/v1/completions", jsonBody(`"prompt":"%s"`), `"text_completion"`, openAIError},
-	{"/v1/completions", jsonBody(`"prompt":["%s","b"],"max_tokens":2`), `"index":1`, openAIError},
-	{"/v1/embeddings", jsonBody(`"input":["%s"]`), `"embedding":[`, openAIError},
-	{"/v1/responses", jsonBody(`"instructions":"%s","input":"u"`), `"output_text"`, openAIError},
-	{"/v1/messages", jsonBody(`"system":"%s","messages":[{"role":"user","content":"u"}],"max_tokens":5`), `"type":"message"`, anthropicError},
-	{"/v1/audio/transcriptions", soundForm, `"text":"`, openAIError},
-	{"/v1/audio/speech", jsonBody(`"input":"%s","voice":"any"`), `RIFF`, openAIError},
-	{"/v1/rerank", jsonBody(`"query":"q","documents":["%s","b"]`), `"relevance_score"`, openAIError},
-	{"/tokenize", jsonBody(`"prompt":"%s"`), `"tokens":[`, openAIError},
-	{"/detokenize", jsonBody(`"tokens":[353,354],"prefix":"%s"`), `"prompt":"ab"`, openAIError},
-	{"/api/chat", jsonBody(`"messages":[{"role":"system","content":"%s"},{"role":"user","content":"u"}],"stream":false`), `"done":true`, ollamaError},
-	{"/api/chat", jsonBody(`"messages":[{"role":"system","content":"%s"},{"role":"user","content":"u"}]`), `"done":true`, ollamaError},
-	{"/api/generate", jsonBody(`"prompt":"%s","stream":false`), `"context":[`, ollamaError},
-	{"/api/generate", jsonBody(`"prompt":"%s"`), `"context":[`, ollamaError},
-	{"/api/embed", jsonBody(`"input":["%s"]`), `"embeddings":[[`, ollamaError},
-	{"/api/embeddings", jsonBody(`"prompt":"%s"`), `"embedding":[`, ollamaError},
-	{"/api/show", jsonBody(`"verbose":true,"prefix":"%s"`), `"model_info"`, ollamaError},
+	{"/v1/chat/completions", jsonBody(`"messages":[{"role":"system","content":"%s"},{"role":"user","content":"u"}]`), `"chat.completion"`, openAIError, "canonical"},
+	{"/v1/completions", jsonBody(`"prompt":"%s"`), `"text_completion"`, openAIError, "canonical"},
+	{"/v1/completions", jsonBody(`"prompt":["%s","b"],"max_tokens":2`), `"index":1`, openAIError, "canonical"},
+	{"/v1/embeddings", jsonBody(`"input":["%s"]`), `"embedding":[`, openAIError, "canonical"},
+	{"/v1/responses", jsonBody(`"instructions":"%s","input":"u"`), `"output_text"`, openAIError, "canonical"},
+	{"/v1/messages", jsonBody(`"system":"%s","messages":[{"role":"user","content":"u"}],"max_tokens":5`), `"type":"message"`, anthropicError, "canonical"},
+	{"/v1/audio/transcriptions", soundForm, `"text":"`, openAIError, "none"},
+	{"/v1/audio/speech", jsonBody(`"input":"%s","voice":"any"`), `RIFF`, openAIError, "session-fallback"},
+	{"/v1/rerank", jsonBody(`"query":"q","documents":["%s","b"]`), `"relevance_score"`, openAIError, "canonical"},
+	{"/tokenize", jsonBody(`"prompt":"%s"`), `"tokens":[`, openAIError, "canonical"},
+	{"/detokenize", jsonBody(`"tokens":[353,354],"prefix":"%s"`), `"prompt":"ab"`, openAIError, "prefix-field"},
+	{"/api/chat", jsonBody(`"messages":[{"role":"system","content":"%s"},{"role":"user","content":"u"}],"stream":false`), `"done":true`, ollamaError, "canonical"},
+	{"/api/chat", jsonBody(`"messages":[{"role":"system","content":"%s"},{"role":"user","content":"u"}]`), `"done":true`, ollamaError, "canonical"},
+	{"/api/generate", jsonBody(`"prompt":"%s","stream":false`), `"context":[`, ollamaError, "canonical"},
+	{"/api/generate", jsonBody(`"prompt":"%s"`), `"context":[`, ollamaError, "canonical"},
+	{"/api/embed", jsonBody(`"input":["%s"]`), `"embeddings":[[`, ollamaError, "canonical"},
+	{"/api/embeddings", jsonBody(`"prompt":"%s"`), `"embedding":[`, ollamaError, "canonical"},
+	{"/api/show", jsonBody(`"verbose":true,"prefix":"%s"`), `"model_info"`, ollamaError, "prefix-field"},
 }
 
 func (e *endpoint) contentType() []string {
@@ -167,8 +167,12 @@ func TestB8_EqualPromptsStayOnEveryEndpoint(t *testing.T) {
 	t.Parallel()
 	g, _ := overEngines(t)
 	for _, e := range endpoints {
-		if e.contentType() != nil {
-			continue // a file is no prompt
+		res := g.Post(t, e.path, e.body("sim", "key"), append(e.contentType(), harness.Debug...)...)
+		if got := res.Route()["key_source"]; got != e.source {
+			t.Errorf("%s: the key is from %q, want %q", e.path, got, e.source)
+		}
+		if e.source == "none" {
+			continue
 		}
 		used := make(map[string]bool)
 		for prompt := range 12 {
