@@ -189,15 +189,13 @@ func (x *exchange) ollamaEmbeddings() error {
 }
 
 func (x *exchange) ollamaShow() error {
-	_, m, err := x.parse()
-	if err != nil {
+	if _, _, err := x.parse(); err != nil {
 		return err
 	}
 	return x.reply(fields{
 		"modelfile": "", "parameters": "", "template": "{{ .Prompt }}", "details": ollamaDetails(),
 		"model_info":   fields{"general.architecture": "sim", "sim.context_length": x.engine.cfg.MaxModelLen},
 		"capabilities": []string{"completion", "embedding"}, "modified_at": x.engine.started.UTC(),
-		"name": m.name,
 	})
 }
 

@@ -191,7 +191,8 @@ func Fallback(session routing.Key) routing.Key {
 //   - the body's prefix, normalised,
 //   - the canonical context: the model, the adapter and cache_salt with the
 //     tools, the system messages and the document, if there is any of these,
-//     or with the head of a plain prompt.
+//     or with the head of a plain prompt. A prompt of Ollama's that goes on
+//     with a context of tokens begins with that.
 //
 // An explicit key is trimmed and lower-cased, and is usable if it then
 // consists of 1 to ExplicitMax of the characters A-Za-z0-9._:/=- only. It
