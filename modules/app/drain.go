@@ -29,7 +29,7 @@ func warnOfNoDrain(ctx caddy.Context, logger *zap.Logger) {
 		unset = append(unset, "grace_period 10m")
 	}
 	if len(unset) > 0 {
-		logger.Warn("a stop gives load balancers no time to turn away, or streams no bound to end by; write in the global options",
+		logger.Warn("a stop gives load balancers no time to turn away, or streams no bound; set Caddy's global options",
 			zap.String("options", strings.Join(unset, ", ")))
 	}
 }
