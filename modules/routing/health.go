@@ -24,7 +24,7 @@ const (
 // not refused for what is thought of an endpoint's health.
 func Pick(strategy Strategy, req *Request, s *Snapshot) Decision {
 	d := strategy.Pick(req, s)
-	for level := s.tolerated + 1; d.Lease == nil && level <= Ejected && s.troubled.Load() != 0; level++ {
+	for level := s.tolerated + 1; d.Lease == nil && level <= Ejected && s.Len() > 0; level++ {
 		d = strategy.Pick(req, s.Tolerating(level))
 	}
 	return d

@@ -82,7 +82,7 @@ func (s *Snapshot) Load(i int) int { return int(s.loads[i].Load()) }
 // by an earlier attempt, and its health is tolerated. The answer may change at
 // any time.
 func (s *Snapshot) Usable(req *Request, i int) bool {
-	return s.allUsable(req) || s.usable(req, i)
+	return len(req.Tried) == 0 && s.troubled.Load() == 0 || s.usable(req, i) // inlined, as it is asked of each endpoint
 }
 
 // allUsable reports whether all endpoints are usable for req, as far as that
