@@ -118,7 +118,8 @@ func (f *first) Pick(req *Request, s *Snapshot) Decision {
 	return Decision{}
 }
 
-// The fittest is picked, and when all are ejected all are tried.
+// R6: the fittest is picked, when all are ejected all are tried, and when there is
+// none nothing is.
 func TestPick(t *testing.T) {
 	s := newAiling("a", "b", "c")
 	check := func(want string, asked int, tried ...string) {

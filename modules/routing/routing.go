@@ -15,13 +15,16 @@ import (
 
 // A Strategy picks an endpoint for a request.
 //
-// Pick is called once per attempt, from many goroutines at once. It does no
+// Pick is called for each attempt, from many goroutines at once. It does no
 // I/O, takes no lock that all requests share, and counts what it picks in the
 // same step, by means of [Snapshot.TryAcquire] or [Snapshot.Acquire]. It
 // returns a Decision without a lease when it cannot choose; the gateway then
-// falls back to the model's service, or refuses the request.
+// asks again with endpoints that are less fit, falls back to the model's
+// service, or refuses the request.
 //
-// A strategy must respect [Snapshot.Usable].
+// A strategy must respect [Snapshot.Usable], which knows what was tried and who
+// is fit. The answer can change while a pick looks around: a strategy that finds
+// nothing the second time has found nothing.
 type Strategy interface {
 	Pick(*Request, *Snapshot) Decision
 }

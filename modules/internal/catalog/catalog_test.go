@@ -7,6 +7,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/health"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/ledger"
 	"github.com/flexinfer/caddy-flexinfer/modules/routing"
 )
@@ -171,4 +172,40 @@ func TestFollow(t *testing.T) {
 
 	s.set(true)
 	await("the end", func(t *Table) bool { return len(t.Models()) == 0 })
+}
+
+// T5: what is known of an endpoint's health is known to every model and every
+// later catalog, and to nothing but the endpoint.
+func TestT5HealthIsKept(t *testing.T) {
+	cfg := Config{Ledger: ledger.New(ledger.Config{}), Health: health.NewRegistry(health.Settings{})}
+	with := func(service string, models ...routing.Model) *Catalog {
+		s := &source{settled: true, models: models}
+		cfg := cfg
+		cfg.Sources = []routing.Source{s}
+		if service != "" {
+			cfg.Models = []Declaration{{Name: "svc", Service: &routing.Spec{Scheme: "http", Address: service}}}
+		}
+		return New(cfg)
+	}
+	at := func(c *Catalog, model string, i int) *health.State {
+		r, _ := c.Table().Resolve(model)
+		return r.Model.Snapshot.At(i).Health()
+	}
+	first := with("", served("m", "a:1", "b:1"), served("n", "a:1"))
+	for range health.DefaultEjectAfter {
+		at(first, "m", 0).Failed(nil, true, nil)
+	}
+	second := with("a:1", served("m", "a:1", "b:1"))
+	first.Close()
+	defer second.Close()
+	if at(first, "n", 0).Healthy() || at(second, "m", 0).Healthy() {
+		t.Error("a model does not know what another found out")
+	}
+	if !at(first, "m", 1).Healthy() || !at(second, "m", 1).Healthy() {
+		t.Error("an endpoint has another's health")
+	}
+	svc, _ := second.Table().Resolve("svc")
+	if !svc.Model.Snapshot.Service().Health().Healthy() {
+		t.Error("a service has the health of one endpoint")
+	}
 }

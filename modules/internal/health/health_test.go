@@ -176,7 +176,8 @@ func TestBackoff(t *testing.T) {
 	}
 }
 
-// An endpoint that is back is not flooded, by whatever way it came.
+// L5: an endpoint that is back, of which little is known, does not count as the
+// idlest and is not flooded, by whatever way it came.
 func TestSlowStart(t *testing.T) {
 	for _, story := range []string{"FFF,PS", "xxxpp"} {
 		w := newWorld()
@@ -277,67 +278,6 @@ func TestMayEjectIsAsked(t *testing.T) {
 		if states[0].Healthy() == states[1].Healthy() {
 			t.Fatal("not exactly one is ejected")
 		}
-	}
-}
-
-// Several kinds of probes: any has it out, the last brings it back.
-func TestTwoProbes(t *testing.T) {
-	w := newWorld()
-	s := w.State("a")
-	other := probe
-	other.Path = "/other"
-	for range 3 {
-		s.Probed(probe, false)
-		s.Probed(other, true)
-	}
-	if s.Healthy() {
-		t.Fatal("not ejected")
-	}
-	for range 3 {
-		s.Probed(probe, false)
-		s.Probed(other, false)
-	}
-	for range 2 {
-		s.Probed(probe, true)
-	}
-	if s.Healthy() {
-		t.Error("back although one kind still fails")
-	}
-	for range 2 {
-		s.Probed(other, true)
-	}
-	if !s.Healthy() {
-		t.Error("still out")
-	}
-	// One that nobody makes any more does not keep it out.
-	for range 3 {
-		s.Probed(other, false)
-	}
-	w.now += other.stale()
-	for range 2 {
-		s.Probed(probe, true)
-	}
-	if !s.Healthy() || len(s.probes) != 1 {
-		t.Errorf("out for a probe that is no more; %d kinds", len(s.probes))
-	}
-}
-
-func TestClaim(t *testing.T) {
-	w := newWorld()
-	s := w.State("a")
-	if s.Claim(probe) != 0 {
-		t.Fatal("the first is not due")
-	}
-	if wait := s.Claim(probe); wait > probe.Interval || wait < probe.Interval*9/10 {
-		t.Errorf("the second in %v", wait)
-	}
-	s.Abandon(probe)
-	if s.Claim(probe) != 0 {
-		t.Error("not due after one that told nothing")
-	}
-	w.now += probe.Interval
-	if s.Claim(probe) != 0 {
-		t.Error("not due after its interval")
 	}
 }
 

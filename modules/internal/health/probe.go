@@ -69,7 +69,7 @@ func (s *State) Probed(p Probe, pass bool) {
 	switch {
 	case until > 0:
 		if !s.is.ejected || !s.is.probed {
-			s.out(now, "probe")
+			s.out("probe")
 			s.is.certain, s.is.probed = true, true
 		}
 		s.is.until, s.is.trialAt = until, until

@@ -237,7 +237,7 @@ func (s *State) eject(now time.Duration, c *Config, certain bool, reason string)
 		out = min(c.EjectFor<<n, out)
 	}
 	s.ejections++
-	s.out(now, reason)
+	s.out(reason)
 	s.is.certain, s.is.probed = certain, false
 	s.is.until = now + jitter(out)
 	s.is.trialAt = s.is.until
@@ -247,7 +247,7 @@ func (s *State) eject(now time.Duration, c *Config, certain bool, reason string)
 }
 
 // out takes the endpoint out, for how long is left to the caller.
-func (s *State) out(now time.Duration, reason string) {
+func (s *State) out(reason string) {
 	if !s.is.ejected {
 		s.changed(false, reason)
 	}
