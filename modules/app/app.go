@@ -97,6 +97,9 @@ func (a *App) Provision(ctx caddy.Context) error {
 		declared = append(declared, d)
 	}
 	a.catalog = a.newCatalog(declared, nil, a.strategy, a.strategyName)
+	if err := watchShutdown(ctx); err != nil {
+		return err
+	}
 	return metrics.Register(ctx.GetMetricsRegistry(), collector)
 }
 
@@ -215,6 +218,7 @@ func (a *App) Settings() *call.Settings { return a.settings }
 func (a *App) Start() error {
 	warnOfNoDrain(a.ctx, a.logger)
 	a.state.begin(a)
+	recordExit()
 	for _, s := range a.starters {
 		if err := s.Start(); err != nil {
 			return fmt.Errorf("starting a source: %w", err)

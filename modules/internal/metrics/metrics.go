@@ -93,6 +93,7 @@ func Register(reg prometheus.Registerer, others ...prometheus.Collector) error {
 	for _, c := range perModel {
 		others = append(others, c)
 	}
+	others = append(others, shutdowns, shutdownDuration)
 	for _, c := range others {
 		if err := reg.Register(c); err != nil {
 			if _, ok := errors.AsType[prometheus.AlreadyRegisteredError](err); !ok {
