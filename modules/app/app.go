@@ -218,7 +218,6 @@ func (a *App) Settings() *call.Settings { return a.settings }
 func (a *App) Start() error {
 	warnOfNoDrain(a.ctx, a.logger)
 	a.state.begin(a)
-	recordExit()
 	for _, s := range a.starters {
 		if err := s.Start(); err != nil {
 			return fmt.Errorf("starting a source: %w", err)

@@ -3,63 +3,79 @@ package app
 import (
 	"context"
 	"fmt"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyevents"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/metrics"
 )
 
-// stopping is when the process began to stop, nil while it runs on.
-var stopping atomic.Pointer[time.Time]
-
-// watchShutdown has the beginning of a shutdown recorded. Caddy stops the apps
-// in no particular order, and http takes all of shutdown_delay and
-// grace_period for it: only the event comes before that for certain.
+// watchShutdown has a shutdown recorded. Caddy stops the apps in no particular
+// order, and http takes all of shutdown_delay and grace_period for it: only
+// the event comes before that for certain.
 func watchShutdown(ctx caddy.Context) error {
 	events, err := ctx.App("events")
 	if err != nil {
 		return fmt.Errorf("loading the events app: %w", err)
 	}
-	return events.(*caddyevents.App).On("stopping", shutdownWatcher{})
+	return events.(*caddyevents.App).On("stopping", shutdownWatcher{ctx})
 }
 
-// shutdownWatcher is told that a configuration stops, on a reload too.
-type shutdownWatcher struct{}
+// shutdownWatcher is told when its configuration begins to stop.
+type shutdownWatcher struct{ ctx caddy.Context }
 
-// Handle implements [caddyevents.Handler].
-func (shutdownWatcher) Handle(context.Context, caddy.Event) error {
-	now := time.Now()
-	if caddy.Exiting() && stopping.CompareAndSwap(nil, &now) {
-		metrics.StartShutdown()
+// Handle implements [caddyevents.Handler]. On a reload there is nothing to do.
+func (s shutdownWatcher) Handle(context.Context, caddy.Event) error {
+	if !caddy.Exiting() {
+		return nil
+	}
+	begun := time.Now()
+	metrics.StartShutdown()
+	app, err := s.ctx.AppIfConfigured("http")
+	if err != nil {
+		return nil // nor can there be calls
+	}
+	// What is registered runs when all servers have stopped, and before the
+	// last metrics are pushed.
+	for _, server := range app.(*caddyhttp.App).Servers {
+		server.RegisterOnStop(func(ctx context.Context) error {
+			drained(ctx, begun)
+			return nil
+		})
+		break
 	}
 	return nil
 }
 
-// recordExit has the end of a shutdown recorded: when all servers have
-// stopped, and just before the admin API does, whose /metrics is the last to
-// tell of it. The log tells it to those who come too late.
-var recordExit = sync.OnceFunc(func() {
-	caddy.OnExit(func(context.Context) {
-		began := stopping.Load()
-		if began == nil {
-			return
+// drained records how a shutdown ended, once no call is under way or the grace
+// period is over, which ctx tells. Caddy has waited for the servers, but for
+// those of an earlier configuration only as long as that one's own grace
+// period lasts, which began with the reload.
+func drained(ctx context.Context, begun time.Time) {
+	const interval = 50 * time.Millisecond
+	left, last := callsUnderWay(), 0
+	for left+last > 0 && ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case <-time.After(interval):
 		}
-		result, left := metrics.ShutdownCompleted, callsUnderWay()
-		if left > 0 {
-			result = metrics.ShutdownTimeout
-		}
-		took := time.Since(*began)
-		metrics.EndShutdown(result, took)
-		caddy.Log().Named("flexinfer").Info("drained",
-			zap.Stringer("result", result), zap.Duration("duration", took), zap.Int("calls_left", left))
-	})
-})
+		// Once more after the last call: the end of its answer is written
+		// after the call itself has ended.
+		left, last = callsUnderWay(), left
+	}
+	result := metrics.ShutdownCompleted
+	if left > 0 {
+		result = metrics.ShutdownTimeout
+	}
+	took := time.Since(begun)
+	metrics.EndShutdown(result, took)
+	caddy.Log().Named("flexinfer").Info("drained",
+		zap.Stringer("result", result), zap.Duration("duration", took), zap.Int("calls_left", left))
+}
 
 // callsUnderWay returns how many calls the ledger counts, those of earlier
 // configurations as well.

@@ -2,7 +2,7 @@ package harness
 
 import (
 	"bytes"
-	"errors"
+	"crypto/tls"
 	"fmt"
 	"io"
 	"net"
@@ -11,7 +11,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 )
@@ -35,6 +34,10 @@ type Config struct {
 	// AccessLog turns the site's access log on.
 	AccessLog bool
 
+	// TLS makes the site speak HTTP/1.1, 2 and 3 over TLS. It may not change
+	// on a reload.
+	TLS bool
+
 	// Debug makes the log tell of every decision.
 	Debug bool
 
@@ -56,12 +59,18 @@ type Gateway struct {
 	Client, Fresh *http.Client
 
 	port, adminPort int
+
+	tls       *tls.Config // of its clients, nil without TLS
+	cert, key string      // paths
 }
 
 // Start starts a gateway. It ends with the test.
 func Start(tb testing.TB, cfg Config) *Gateway {
 	tb.Helper()
 	g := newGateway(tb)
+	if cfg.TLS {
+		g.certify(tb)
+	}
 	path := filepath.Join(tb.TempDir(), "Caddyfile")
 	g.run(tb, path, g.Caddyfile(cfg), "caddyfile", cfg.Env)
 	return g
@@ -170,6 +179,9 @@ func (g *Gateway) Caddyfile(cfg Config) string {
 		b.WriteString("\tflexinfer {\n" + indent(cfg.Flexinfer, 2) + "\t}\n")
 	}
 	fmt.Fprintf(&b, "}\n:%d {\n\tbind 127.0.0.1\n", g.port)
+	if cfg.TLS {
+		fmt.Fprintf(&b, "\ttls %s %s\n", g.cert, g.key)
+	}
 	if cfg.AccessLog {
 		b.WriteString("\tlog\n")
 	}
@@ -203,16 +215,11 @@ func (g *Gateway) Load(tb testing.TB, contentType, config string) *Response {
 func (g *Gateway) Reload(tb testing.TB, cfg Config) {
 	tb.Helper()
 	// A server that shuts down closes its listener first, then what is idle.
-	idle := g.Dial(tb)
-	idle.Send(tb, "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
-	idle.Response(tb)
+	wait := g.Idle(tb)
 	if res := g.Load(tb, "text/caddyfile", g.Caddyfile(cfg)); res.Status != http.StatusOK {
 		tb.Fatalf("reload: %s", res)
 	}
-	if _, err := idle.Read(make([]byte, 1)); !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) {
-		tb.Fatalf("the configuration before does not shut down: %v", err)
-	}
-	_ = idle.Close()
+	wait()
 	g.Client.CloseIdleConnections()
 }
 

@@ -121,6 +121,13 @@ func (u *Upstream) add(conn net.Conn) bool {
 // Connections returns how many connections were made.
 func (u *Upstream) Connections() int { return int(u.accepted.Load()) }
 
+// OpenConnections returns how many connections are open.
+func (u *Upstream) OpenConnections() int {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return len(u.conns)
+}
+
 // Bytes returns how many bytes came.
 func (u *Upstream) Bytes() int { return int(u.received.Load()) }
 

@@ -39,6 +39,7 @@ var (
 		}
 		return counts
 	}()
+	shutdownSeconds = shutdownDuration.WithLabelValues()
 )
 
 // StartShutdown records that the process has begun to stop.
@@ -47,5 +48,5 @@ func StartShutdown() { shutdownCounts[ShutdownStarted].Inc() }
 // EndShutdown records how the shutdown ended and how long it took.
 func EndShutdown(s Shutdown, took time.Duration) {
 	shutdownCounts[s].Inc()
-	shutdownDuration.WithLabelValues().Observe(took.Seconds())
+	shutdownSeconds.Observe(took.Seconds())
 }
