@@ -55,7 +55,12 @@ type clientStream struct {
 // openStream opens the stream of that name and reads its first event.
 func openStream(t *testing.T, g *harness.Gateway, client *http.Client, name string) *clientStream {
 	t.Helper()
-	req, err := g.NewRequest(t.Context(), http.MethodPost, "/v1/"+name, `{"model":"m","stream":true}`)
+	return openStreamOf(t, g, client, "m", name)
+}
+
+func openStreamOf(t *testing.T, g *harness.Gateway, client *http.Client, model, name string) *clientStream {
+	t.Helper()
+	req, err := g.NewRequest(t.Context(), http.MethodPost, "/v1/"+name, `{"stream":true,"model":`+quote(model)+`}`)
 	if err != nil {
 		t.Fatal(err)
 	}

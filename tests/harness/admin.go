@@ -139,3 +139,17 @@ func (g *Gateway) Goroutines(tb testing.TB) int {
 	n, _ := strconv.Atoi(string(found[1]))
 	return n
 }
+
+var heapInUse = regexp.MustCompile(`(?m)^# HeapAlloc = (\d+)$`)
+
+// Heap returns how many bytes the gateway's heap holds after a collection.
+func (g *Gateway) Heap(tb testing.TB) int64 {
+	tb.Helper()
+	res := g.AdminGet(tb, "/debug/pprof/heap?gc=1&debug=1")
+	found := heapInUse.FindSubmatch(res.Body)
+	if found == nil {
+		tb.Fatalf("heap: %s", res)
+	}
+	n, _ := strconv.ParseInt(string(found[1]), 10, 64)
+	return n
+}

@@ -134,14 +134,14 @@ func (g *Gateway) Idle(tb testing.TB) (wait func()) {
 	}
 }
 
-// Resend is a transport that sends a request once more if its connection was
-// lost before any of the answer came, as happens to what is just being sent
-// when a reload closes idle connections.
-type Resend struct{ http.RoundTripper }
+// Resend is a transport that sends a request once more, on a connection of its
+// own, if that of the first try was lost before any of the answer came. This
+// happens to what is just being sent when a reload closes idle connections.
+type Resend struct{ *http.Transport }
 
 // RoundTrip implements [http.RoundTripper].
 func (r Resend) RoundTrip(req *http.Request) (*http.Response, error) {
-	res, err := r.RoundTripper.RoundTrip(req)
+	res, err := r.Transport.RoundTrip(req)
 	if err == nil || req.Context().Err() != nil || req.Body != nil && req.GetBody == nil {
 		return res, err
 	}
@@ -151,7 +151,9 @@ func (r Resend) RoundTrip(req *http.Request) (*http.Response, error) {
 			return nil, err
 		}
 	}
-	return r.RoundTripper.RoundTrip(again)
+	// Others that are idle may be lost as well.
+	r.CloseIdleConnections()
+	return r.Transport.RoundTrip(again)
 }
 
 var _ http.RoundTripper = Resend{}
