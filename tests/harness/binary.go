@@ -78,12 +78,17 @@ func Main(m *testing.M) {
 		os.Exit(1)
 	}
 	code := m.Run()
+	RemoveBinary()
+	os.Exit(code)
+}
+
+// RemoveBinary removes what Binary built.
+func RemoveBinary() {
 	built.mu.Lock()
 	defer built.mu.Unlock()
 	if built.dir != "" {
 		_ = os.RemoveAll(built.dir)
 	}
-	os.Exit(code)
 }
 
 // Root returns the directory of the product's own module.

@@ -18,8 +18,19 @@ type Engine struct {
 // StartEngines starts n simulated engines in one process.
 func StartEngines(tb testing.TB, n int, flags ...string) []*Engine {
 	tb.Helper()
+	return startEngines(tb, n, strings.TrimSuffix(strings.Repeat("127.0.0.1:0,", n), ","), flags...)
+}
+
+// StartEngineAt starts a simulated engine with an address of its own, so that
+// it can come back after it was killed.
+func StartEngineAt(tb testing.TB, addr string, flags ...string) *Engine {
+	tb.Helper()
+	return startEngines(tb, 1, addr, flags...)[0]
+}
+
+func startEngines(tb testing.TB, n int, listen string, flags ...string) []*Engine {
+	tb.Helper()
 	const announcement = "engine listening on "
-	listen := strings.TrimSuffix(strings.Repeat("127.0.0.1:0,", n), ",")
 	p := startProcess(tb, nil, append([]string{"flexinfer", "engine", "--listen", listen}, flags...)...)
 	var engines []*Engine
 	client := NewClient(tb)

@@ -64,6 +64,20 @@ func (p *Process) Descriptors(tb testing.TB) int {
 	return len(entries)
 }
 
+// RSS returns the resident memory of the process in bytes.
+func (p *Process) RSS(tb testing.TB) int64 {
+	tb.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", p.cmd.Process.Pid))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	var size, resident int64
+	if _, err := fmt.Sscan(string(b), &size, &resident); err != nil {
+		tb.Fatal(err)
+	}
+	return resident * int64(os.Getpagesize())
+}
+
 // Signal sends a signal to the process.
 func (p *Process) Signal(tb testing.TB, s syscall.Signal) {
 	tb.Helper()
