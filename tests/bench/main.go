@@ -40,6 +40,10 @@ type options struct {
 	asJSON      bool
 	strict      bool
 	cpuProfile  string
+
+	// Figures of their own, in the place of the comparison.
+	streams, uploads, events int
+	uploadSize               int
 }
 
 func main() {
@@ -78,6 +82,10 @@ func parseFlags(args []string) (*options, error) {
 	f.BoolVar(&o.asJSON, "json", false, "print the results as JSON")
 	f.BoolVar(&o.strict, "strict", false, "exit with status 1 if a target is missed")
 	f.StringVar(&o.cpuProfile, "cpuprofile", "", "write CPU profiles of the gateway, and beside them of stock Caddy (for pprof -diff_base), taken in rounds of their own")
+	f.IntVar(&o.streams, "streams", 0, "measure instead the memory that so many open streams take, with bodies of each of -sizes")
+	f.IntVar(&o.uploads, "uploads", 0, "measure instead the memory that so many uploads at once take")
+	f.IntVar(&o.uploadSize, "upload-size", 8<<20, "size of each upload in bytes")
+	f.IntVar(&o.events, "events", 0, "measure instead how long so many events of a stream take to the client, in each round")
 	if err := f.Parse(args); err != nil {
 		return nil, err
 	}
@@ -103,6 +111,9 @@ func parseFlags(args []string) (*options, error) {
 	}
 	if o.rounds < 1 || o.duration <= 0 || o.concurrency < 1 || o.chats < 1 {
 		return nil, errors.New("-rounds, -duration, -concurrency and -chats must be above 0")
+	}
+	if o.streams < 0 || o.streams > maxEndpoints/2 || o.uploads < 0 || o.events < 0 || o.uploadSize < minBody {
+		return nil, fmt.Errorf("-streams, -uploads, -events and -upload-size must not be negative, and streams at most %d", maxEndpoints/2)
 	}
 	o.proxies = strings.Split(*proxies, ",")
 	return o, nil
@@ -143,6 +154,9 @@ func run(ctx context.Context, o *options) error {
 	candidates, err := prepare(ctx, o, root, dir)
 	if err != nil {
 		return err
+	}
+	if o.streams+o.uploads+o.events > 0 {
+		return runLong(ctx, o, candidates, dir)
 	}
 	backend, err := startBackend()
 	if err != nil {
