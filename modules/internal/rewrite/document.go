@@ -296,7 +296,10 @@ func (d *document) skipString(p []byte) (n int, closed bool) {
 	for {
 		end := len(p)
 		i := bytes.IndexByte(p[n:], '"')
-		if i >= 0 {
+		switch {
+		case i == 0 || i > 0 && p[n+i-1] != '\\':
+			return n + i + 1, true
+		case i > 0:
 			end = n + i
 		}
 		slash := end
@@ -318,32 +321,32 @@ func (d *document) skipString(p []byte) (n int, closed bool) {
 // skipNested returns how many bytes of p belong to the object or array that p
 // is a part of.
 func (d *document) skipNested(p []byte) (i int) {
-	for i < len(p) {
-		if d.state == inNestedString {
-			n, closed := d.skipString(p[i:])
-			if i += n; !closed {
-				return i
-			}
-			d.state = inNested
-		}
-		for i < len(p) && kinds[p[i]] < quoteMark {
-			i++
-		}
-		if i == len(p) {
+	if d.state == inNestedString {
+		var closed bool
+		if i, closed = d.skipString(p); !closed {
 			return i
 		}
-		switch kinds[p[i]] {
-		case quoteMark:
-			d.state = inNestedString
-		case opening:
+		d.state = inNested
+	}
+	for i < len(p) {
+		kind := kinds[p[i]]
+		i++
+		switch {
+		case kind < quoteMark:
+		case kind == opening:
 			d.nesting++
-		case closing:
+		case kind == closing:
 			if d.nesting--; d.nesting == 0 {
 				d.state = comma
-				return i + 1
+				return i
+			}
+		default:
+			n, closed := d.skipString(p[i:])
+			if i += n; !closed {
+				d.state = inNestedString
+				return i
 			}
 		}
-		i++
 	}
 	return i
 }

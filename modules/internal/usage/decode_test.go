@@ -56,7 +56,7 @@ func encode(t testing.TB, coding, body string) string {
 
 // S1: a compressed answer says the same, however it is cut into pieces.
 func TestEncodings(t *testing.T) {
-	body := fmt.Sprintf(`{"object":"response","id":"resp_1","text":%q,"usage":{"prompt_tokens":7}}`, strings.Repeat("word ", 100_000))
+	body := fmt.Sprintf(`{"object":"response","id":"resp_1","text":%q,"usage":{"prompt_tokens":7}}`, strings.Repeat("word ", 30_000))
 	for coding, spelling := range spellings {
 		t.Run(coding, func(t *testing.T) {
 			for _, tt := range []struct {
@@ -133,7 +133,7 @@ func TestBomb(t *testing.T) {
 		var b bytes.Buffer
 		e := encoders[coding](&b)
 		zeros := make([]byte, 1<<20)
-		for range 256 {
+		for range 48 {
 			e.Write(zeros)
 		}
 		io.WriteString(e, "\n"+chatStream)
@@ -170,7 +170,7 @@ func TestClose(t *testing.T) {
 func TestCloseMeanwhile(t *testing.T) {
 	encoded := []byte(encode(t, "gzip", strings.Repeat(chatStream, 50)))
 	for _, encoding := range []string{"", "gzip"} {
-		for range 50 {
+		for range 20 {
 			r := Reader{Format: Events, Encoding: encoding}
 			done := make(chan struct{})
 			go func() {

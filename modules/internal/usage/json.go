@@ -178,7 +178,7 @@ func (k key) index(piece []byte) int {
 
 // lastIndex returns the index of the last k in piece, or -1.
 func (k key) lastIndex(piece []byte) int {
-	const near = 1 << 10 // bytes.LastIndex is slow
+	const near = 512 // bytes.LastIndex is slow
 	from := max(0, len(piece)-near)
 	if i := bytes.LastIndex(piece[from:], k.text); i >= 0 {
 		return from + i
