@@ -31,7 +31,7 @@ func (w *Rewriter) appendShown(dst, src []byte) []byte {
 			i++
 			if start == i-1 && len(h.held) == 0 && !h.passing { // it belongs to the last event
 				if !h.hidden {
-					dst = append(dst, '\n')
+					dst = w.appendNamed(dst, src[start:i])
 				}
 				start = i
 			}
