@@ -3,6 +3,7 @@ module github.com/flexinfer/caddy-flexinfer/tests
 go 1.26.0
 
 require (
+	github.com/andybalholm/brotli v1.3.0
 	github.com/klauspost/compress v1.20.4
 	github.com/openai/openai-go/v3 v3.98.0
 	github.com/prometheus/client_model v0.6.3

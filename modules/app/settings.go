@@ -175,7 +175,7 @@ func (a *App) policyOf(m *Model) *catalog.Policy {
 			EjectAfter:  h.EjectAfter,
 			EjectFor:    time.Duration(h.EjectFor),
 			EjectForMax: time.Duration(h.EjectForMax),
-			MaxEjected:  float64(*h.MaxEjected) / 100,
+			MaxEjected:  share(*h.MaxEjected),
 			Probe: health.Probe{
 				Path:     h.URI,
 				Interval: time.Duration(h.Interval),
@@ -206,3 +206,12 @@ func (a *App) DialTimeout() time.Duration {
 // KeepAlive returns how long an idle connection to an endpoint is kept, or 0 if
 // the configuration does not say.
 func (a *App) KeepAlive() time.Duration { return time.Duration(orZero(a.Timeouts).KeepAlive) }
+
+// share returns a percentage as [health.Config] takes it, where 0 would stand
+// for the default.
+func share(percent int) float64 {
+	if percent == 0 {
+		return -1
+	}
+	return float64(percent) / 100
+}

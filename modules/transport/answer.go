@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/call"
 )
 
 // The headers and trailers that the gateway adds to answers, in the spelling
@@ -42,7 +44,7 @@ func (a *attempt) answer(res *http.Response) (*http.Response, error) {
 		a.fine = true
 	}
 	a.call.Answer().Status = res.StatusCode
-	elsewhere := policy.RetryOn.Has(res.StatusCode) && a.call.Failed("http_"+strconv.Itoa(res.StatusCode), true)
+	elsewhere := policy.RetryOn.Has(res.StatusCode) && a.call.Failed(call.Declined, "http_"+strconv.Itoa(res.StatusCode))
 	res, err := a.dress(res)
 	if elsewhere && err == nil {
 		a.call.Hold(res)
@@ -128,7 +130,6 @@ func (a *attempt) gather(res *http.Response, b *watchedBody) (*http.Response, er
 	case err == nil: // and there may be more
 		whole.rest = b
 		res.Body = whole
-		res.ContentLength = b.length()
 		return res, nil
 	case !errors.Is(err, io.EOF):
 		_ = b.Close()
@@ -190,7 +191,7 @@ func (a *attempt) announce(res *http.Response, b *watchedBody) {
 	if !b.stream || !a.call.TakesTrailers() {
 		return
 	}
-	b.trailers = res
+	b.tells = true
 	if res.Trailer == nil {
 		res.Trailer = make(http.Header)
 	}
@@ -202,20 +203,29 @@ func (a *attempt) announce(res *http.Response, b *watchedBody) {
 	}
 }
 
-// tell fills in the trailers.
+// tell puts the gateway's own trailers in the place of those that the upstream
+// sent under their names.
 func (b *watchedBody) tell() {
-	for field := range b.trailers.Trailer {
-		if strings.HasPrefix(field, ownPrefix) {
-			b.trailers.Trailer[field] = nil // what an upstream says
+	trailer := b.res.Trailer
+	for field := range trailer {
+		switch {
+		case !strings.HasPrefix(field, ownPrefix):
+		case b.tells:
+			trailer[field] = nil // it may have been announced
+		default:
+			delete(trailer, field)
 		}
+	}
+	if !b.tells {
+		return
 	}
 	set := func(field string, known bool, n int64) {
 		if known {
-			b.trailers.Trailer[field] = []string{strconv.FormatInt(n, 10)}
+			trailer[field] = []string{strconv.FormatInt(n, 10)}
 		}
 	}
 	if rate := b.attempt.hitRate.value(false); rate != "" {
-		b.trailers.Trailer[hitRateHeader] = []string{rate}
+		trailer[hitRateHeader] = []string{rate}
 	}
 	ans := b.attempt.call.Answer()
 	set(ttftHeader, ans.TTFT > 0, ans.TTFT.Milliseconds())

@@ -86,17 +86,24 @@ func (a *attempt) end() {
 // endpoint may have read the request, and died of it.
 const raceWindow = 100 * time.Millisecond
 
-// neverBegan reports whether the endpoint cannot have begun to work on the
-// request of an attempt that failed with err.
-func (a *attempt) neverBegan(err error) bool {
-	if refusedStream(err) {
-		return true
-	}
+// stale reports whether an attempt failed with err because the endpoint had
+// closed the connection while nothing went over it.
+func (a *attempt) stale(err error) bool {
 	if !a.reused.Load() || a.answered.Load() || !connectionLost(err) {
 		return false
 	}
 	wrote := a.wrote.Load()
-	return wrote == 0 || time.Since(a.began)-time.Duration(wrote) < raceWindow
+	return wrote == 0 || a.lost()-time.Duration(wrote) < raceWindow
+}
+
+// lost returns how long after the attempt began its connection broke.
+func (a *attempt) lost() time.Duration {
+	if conn := a.tcpConn(); conn != nil {
+		if at := conn.lost.Load(); at != nil {
+			return at.Sub(a.began)
+		}
+	}
+	return time.Since(a.began)
 }
 
 // refusedStream reports whether an HTTP/2 server says that it did not look at
@@ -141,29 +148,31 @@ func (a *attempt) failed(err error) (*http.Response, error) {
 	late := context.Cause(a.ctx)
 	a.end()
 	c, health := a.call, a.endpoint.Health()
-	if a.client.Err() != nil { // the client has left
+	if gone := a.client.Err(); gone != nil {
 		c.GiveUp()
-		return nil, err
+		return nil, gone // which HTTP/3 has another cause for
 	}
 	_, unreachable := errors.AsType[*dialError](err)
-	again, poison := false, false
+	again, begun := false, false
 	switch {
 	case errors.Is(late, errNoFirstByte):
 		health.Failed(&a.model.Policy.Health, false, a.mayEject)
 		err = errNoFirstByte
 	case unreachable, a.conn.Load() == nil:
 		health.Failed(&a.model.Policy.Health, true, nil)
-		again = c.Failed(reason(err), false)
-	case a.neverBegan(err):
-		again = c.Failed(reason(err), false)
+		again = c.Failed(call.Unreached, reason(err))
+	case refusedStream(err):
+		again = c.Failed(call.Unreached, reason(err))
+	case a.stale(err):
+		again = c.Failed(call.Stale, reason(err))
 	default:
 		health.Failed(&a.model.Policy.Health, false, a.mayEject)
-		poison = true
-		again = a.model.Policy.RetryReset && c.Failed(reason(err), false)
+		begun = true
+		again = a.model.Policy.RetryReset && c.Failed(call.Declined, reason(err))
 	}
 	if e := a.t.logger.Check(zapcore.WarnLevel, "exchange with endpoint failed"); e != nil {
 		e.Write(zap.String("model", a.model.Name), zap.String("target", a.endpoint.Target()),
-			zap.Int("attempt", c.Attempts()), zap.Bool("may_have_begun", poison), zap.Error(err))
+			zap.Int("attempt", c.Attempts()), zap.Bool("may_have_begun", begun), zap.Error(err))
 	}
 	if again {
 		return nil, reverseproxy.NewDialError(err)

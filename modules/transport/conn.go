@@ -17,7 +17,11 @@ type directConn struct {
 	writes atomic.Int64
 
 	over sync.Once
-	gone chan struct{} // closed when nothing more can be read
+	gone chan struct{}             // closed when nothing more can be read
+	lost atomic.Pointer[time.Time] // when that was found out
+
+	mu   sync.Mutex
+	idle *time.Timer // see idleFor
 }
 
 func newDirectConn(tcp *net.TCPConn) *directConn {
@@ -28,7 +32,7 @@ func newDirectConn(tcp *net.TCPConn) *directConn {
 func (c *directConn) Read(p []byte) (int, error) {
 	n, err := c.TCPConn.Read(p)
 	if err != nil {
-		c.over.Do(func() { close(c.gone) })
+		c.end()
 	}
 	return n, err
 }
@@ -58,8 +62,21 @@ func (c *directConn) ReadFrom(r io.Reader) (n int64, err error) {
 
 // Close implements [net.Conn].
 func (c *directConn) Close() error {
-	c.over.Do(func() { close(c.gone) })
+	c.end()
 	return c.TCPConn.Close()
+}
+
+func (c *directConn) end() {
+	c.over.Do(func() {
+		now := time.Now()
+		c.lost.Store(&now)
+		close(c.gone)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.idle != nil {
+			c.idle.Stop()
+		}
+	})
 }
 
 // lingerTime bounds the wait for an answer that was sent before the request
@@ -84,8 +101,13 @@ func (c *directConn) linger(err error) error {
 
 // idleFor closes the connection in d unless it is used again before.
 func (c *directConn) idleFor(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.idle != nil {
+		c.idle.Stop()
+	}
 	writes := c.writes.Load()
-	time.AfterFunc(d, func() {
+	c.idle = time.AfterFunc(d, func() {
 		if c.writes.Load() == writes {
 			_ = c.Close()
 		}

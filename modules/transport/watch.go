@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/rewrite"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/usage"
 )
 
@@ -18,30 +19,26 @@ import (
 type watchedBody struct {
 	io.ReadCloser
 	attempt *attempt
-	usage   *usage.Reader // nil if the body cannot tell
-	rewrite rewriter      // nil if nothing is to be changed
+	res     *http.Response
+	usage   *usage.Reader     // nil if the body cannot tell
+	rewrite *rewrite.Rewriter // nil if nothing is to be changed
 	stream  bool
 	events  bool // the stream is one of server-sent events
 
-	begun    bool
-	done     bool
-	atLine   bool // in a stream of events, at the start of a line
-	inNote   bool // in a stream of events, within a comment
-	trailers *http.Response
+	begun  bool
+	done   bool
+	atLine bool // in a stream of events, at the start of a line
+	inNote bool // in a stream of events, within a comment
+	tells  bool // its end is told in trailers
 
 	buf, out []byte // what was rewritten, and what of it was not read yet
 	err      error  // that follows it
 }
 
-type rewriter interface {
-	Append(dst, src []byte) []byte
-	Finish(dst []byte) []byte
-}
-
 // watch returns a body for the client in the place of res's own.
 func (a *attempt) watch(res *http.Response) *watchedBody {
 	c := a.call
-	b := &watchedBody{ReadCloser: res.Body, attempt: a, atLine: true}
+	b := &watchedBody{ReadCloser: res.Body, attempt: a, res: res, atLine: true}
 	res.Body = b
 	mediaType, _, err := mime.ParseMediaType(res.Header.Get("Content-Type"))
 	if err != nil {
@@ -65,7 +62,7 @@ func (a *attempt) watch(res *http.Response) *watchedBody {
 		encoding := strings.Join(res.Header["Content-Encoding"], ",")
 		b.usage = &usage.Reader{Format: format, Encoding: encoding, WantID: c.Binds()}
 		if model, hide := c.Renamed(), c.HidesUsage() && b.events; (model != "" || hide) && encoding == "" {
-			b.rewrite = nil
+			b.rewrite = rewrite.New(format, rewrite.Options{Model: model, HideUsage: hide})
 			// The length is another one; whether the digests still fit
 			// is not worth finding out.
 			res.ContentLength = -1
@@ -76,9 +73,6 @@ func (a *attempt) watch(res *http.Response) *watchedBody {
 	}
 	return b
 }
-
-// length returns the length of what is to come, -1 if it is not known.
-func (b *watchedBody) length() int64 { return -1 }
 
 // Read implements [io.Reader].
 func (b *watchedBody) Read(p []byte) (int, error) {
@@ -176,7 +170,7 @@ func (b *watchedBody) end(err error) {
 			}
 		}
 	}
-	if whole && b.trailers != nil {
+	if len(b.res.Trailer) > 0 {
 		b.tell()
 	}
 	if conn := a.tcpConn(); whole && a.idle > 0 && conn != nil {

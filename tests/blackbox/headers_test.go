@@ -76,7 +76,7 @@ func TestTrailersOfStreams(t *testing.T) {
 		x.Write("0\r\nX-Engine: e\r\nX-Flexinfer-Ttft-Ms: 1\r\nX-Flexinfer-Route: forged\r\n\r\n")
 	})
 	g := serve(t, "prefix", up)
-	for _, te := range []string{"trailers", "gzip, Trailers;q=0.5", ""} {
+	for _, te := range []string{"trailers", "gzip;q=0.5, Trailers", ""} {
 		var headers []string
 		if te != "" {
 			headers = []string{"Te", te}
@@ -114,7 +114,7 @@ func TestTrailersOfStreams(t *testing.T) {
 
 // Z1: an upstream cannot forge what the gateway says, and what a client sends
 // under the same names is not obeyed.
-func TestZ1_OwnHeadersCannotBeForged(t *testing.T) {
+func TestZ1_AnswersCannotBeForged(t *testing.T) {
 	t.Parallel()
 	own := []string{"Upstream-Ms", "Prompt-Tokens", "Completion-Tokens", "Cached-Tokens", "Finish-Reason", "Prefix-Cache-Hit-Rate", "Ttft-Ms", "Route", "MaxTokens-Clamped", "Anything"}
 	forged := "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nX-Request-Id: forged\r\nX-REQUEST-ID: forged\r\n"
@@ -229,12 +229,17 @@ func TestPrefixHitRate(t *testing.T) {
 			if string(res.Body) != "data: {}\n\n" {
 				t.Errorf("the stream is %s", res)
 			}
-			up.Forget()
-			g.Chat(t, chat("hi"), "X-Flexinfer-Want-Prefix-Hit", "no")
-			if n := up.Served(); n != 1 {
-				t.Errorf("for a client that does not ask the upstream got %d requests", n)
-			}
 			g.WaitIdle(t)
 		})
+	}
+	up := upstream(text(counters))
+	g := serve(t, "prefix", up)
+	for _, headers := range [][]string{nil, {"X-Flexinfer-Want-Prefix-Hit", "no"}, {"X-Flexinfer-Want-Prefix-Hit", ""}} {
+		if rate := g.Chat(t, chat("hi"), headers...).Header.Get("X-Flexinfer-Prefix-Cache-Hit-Rate"); rate != "" {
+			t.Errorf("%v: the rate is %q", headers, rate)
+		}
+	}
+	if n := up.Served(); n != 3 {
+		t.Errorf("for clients that do not ask the upstream got %d requests, want 3", n)
 	}
 }

@@ -193,7 +193,7 @@ func TestL1_SlotsAreGivenBackOnEveryExit(t *testing.T) {
 			up := new(leaky)
 			ups := harness.NewUpstreams(t, 3, up.answer)
 			g := harness.Start(t, harness.Config{
-				Flexinfer: model("m", to(ups...), "routing "+routing) +
+				Flexinfer: model("m", to(ups...), "routing "+routing, "health {\n\t\teject_after 10000\n\t}") +
 					model("dead", "to "+harness.FreeAddr(t), "routing "+routing) +
 					model("half-dead", "to "+harness.FreeAddr(t)+" "+ups[0].Addr, "routing "+routing) + "max_body 64KiB",
 				Global: "servers {\n\tprotocols h1 h2c\n}",

@@ -151,9 +151,9 @@ func (r Resend) RoundTrip(req *http.Request) (*http.Response, error) {
 			return nil, err
 		}
 	}
-	// Others that are idle may be lost as well.
-	r.CloseIdleConnections()
-	return r.Transport.RoundTrip(again)
+	fresh := r.Transport.Clone()
+	fresh.DisableKeepAlives = true
+	return fresh.RoundTrip(again)
 }
 
 var _ http.RoundTripper = Resend{}

@@ -84,7 +84,7 @@ func TestAttempts(t *testing.T) {
 		if n, _ := snap.Total(&routing.Request{}); n != 1 {
 			t.Errorf("%d calls are counted during one attempt", n)
 		}
-		c.Failed("test", false)
+		c.Failed(Unreached, "test")
 	}
 	if got, want := fmt.Sprint(went), "[a:1 b:1 c:1 a:1]"; got != want {
 		t.Errorf("went to %s, want %s", got, want)

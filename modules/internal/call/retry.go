@@ -5,11 +5,27 @@ import (
 	"slices"
 )
 
+// A Failure says what follows from an attempt that came to nothing.
+type Failure uint8
+
+const (
+	// Unreached: the endpoint cannot have begun. Another attempt is worth it
+	// even if it is with the same.
+	Unreached Failure = iota
+
+	// Stale: a kept connection had been closed. That happens to engines
+	// that are well, so that the budget does not count it.
+	Stale
+
+	// Declined: the endpoint has answered that it will not, or may have
+	// begun. Only another one is worth an attempt.
+	Declined
+)
+
 // Failed says that the attempt under way came to nothing, and reports whether
-// the next may follow: as long as the model's retries and their budget allow,
-// and, with elsewhere, only if an endpoint is left that was not tried. The
-// reason is how metrics call the failure.
-func (c *Call) Failed(reason string, elsewhere bool) (again bool) {
+// the next may follow: as long as the model's retries and their budget allow.
+// The reason is how metrics call the failure.
+func (c *Call) Failed(f Failure, reason string) (again bool) {
 	lease := c.Lease()
 	if lease == nil {
 		return false
@@ -17,7 +33,7 @@ func (c *Call) Failed(reason string, elsewhere bool) (again bool) {
 	if id := lease.Endpoint().ID; !slices.Contains(c.request.Tried, id) {
 		c.request.Tried = append(c.request.Tried, id)
 	}
-	if !c.mayRetry(elsewhere) {
+	if !c.mayRetry(f) {
 		c.gaveUp = true
 		return false
 	}
@@ -26,12 +42,12 @@ func (c *Call) Failed(reason string, elsewhere bool) (again bool) {
 	return true
 }
 
-func (c *Call) mayRetry(elsewhere bool) bool {
+func (c *Call) mayRetry(f Failure) bool {
 	p := c.model.Policy
-	if c.gaveUp || c.attempts > p.Retries || elsewhere && !c.untried() {
+	if c.gaveUp || c.attempts > p.Retries || f == Declined && !c.untried() {
 		return false
 	}
-	return c.model.Budget.Retry(p.RetryShare, p.RetryFloor)
+	return f == Stale || c.model.Budget.Retry(p.RetryShare, p.RetryFloor)
 }
 
 // untried reports whether there is an endpoint that no attempt went to.
