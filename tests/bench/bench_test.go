@@ -89,6 +89,16 @@ func TestCPUTimeCountsThisProcess(t *testing.T) {
 	}
 }
 
+func TestMemoryOfThisProcess(t *testing.T) {
+	m, err := memoryOf(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m.now < 1<<20 || m.peak < m.now {
+		t.Errorf("this process has %d bytes resident, and had %d at most", m.now, m.peak)
+	}
+}
+
 func TestReport(t *testing.T) {
 	round := func(cpu, took time.Duration) *sample {
 		return &sample{requests: 1000, took: took, cpu: cpu, p50: time.Millisecond, p99: 2 * time.Millisecond}

@@ -105,7 +105,7 @@ func TestX2_StreamsOfAllConfigurationsEndBeforeTheExit(t *testing.T) {
 				open["newer"] = openStream(t, g, later, "newer")
 
 				g.Signal(t, syscall.SIGTERM)
-				harness.Eventually(t, 500*time.Millisecond, "/readyz says that the gateway drains", func() bool {
+				harness.Eventually(t, time.Second, "/readyz says that the gateway drains", func() bool {
 					res, err := g.TryFresh(t.Context(), http.MethodGet, "/readyz", "")
 					return err == nil && res.Status == http.StatusServiceUnavailable
 				})
