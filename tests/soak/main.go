@@ -34,6 +34,7 @@ type options struct {
 	clients  int
 	reload   time.Duration
 	kill     time.Duration
+	profiles string
 }
 
 func main() {
@@ -45,6 +46,7 @@ func main() {
 	flag.IntVar(&o.clients, "clients", 24, "clients with steady traffic, each with one request at a time")
 	flag.DurationVar(&o.reload, "reload", time.Second, "time between two reloads, on average")
 	flag.DurationVar(&o.kill, "kill", 3*time.Second, "time between two kills of an engine, on average")
+	flag.StringVar(&o.profiles, "profiles", "", "a directory for profiles of the goroutines and the heap that are left at the end")
 	flag.Parse()
 	if flag.NArg() > 0 || o.duration <= 0 || o.clients < 1 || o.reload <= 0 || o.kill <= 0 {
 		flag.Usage()
@@ -82,6 +84,7 @@ func soak(ctx context.Context, o *options) bool {
 	s.play(ctx, o.duration, func() { s.progress(begun) })
 	idle := s.idle()
 	after := s.settle()
+	s.profile()
 	s.report.write(os.Stdout, time.Since(begun), before, after, idle, s.gateway.Logs().Lines())
 	if err := ctx.Err(); errors.Is(err, context.Canceled) {
 		fmt.Println("interrupted")

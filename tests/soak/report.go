@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"text/tabwriter"
@@ -169,6 +171,19 @@ func (s *scene) settle() footprint {
 	time.Sleep(2 * grace)
 	heap := s.gateway.Heap(s.tb)
 	return footprint{s.gateway.Goroutines(s.tb), s.gateway.Descriptors(s.tb), s.gateway.RSS(s.tb), heap}
+}
+
+// profile writes what is left, for a look at who holds it.
+func (s *scene) profile() {
+	if s.profiles == "" {
+		return
+	}
+	for file, path := range map[string]string{"goroutines.txt": "goroutine?debug=2", "heap.pprof": "heap?gc=1"} {
+		res := s.gateway.AdminGet(s.tb, "/debug/pprof/"+path)
+		if err := os.WriteFile(filepath.Join(s.profiles, file), res.Body, 0o600); err != nil {
+			s.tb.Errorf("%v", err)
+		}
+	}
 }
 
 // zeros lists what has to be zero.
