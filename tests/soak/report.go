@@ -24,8 +24,17 @@ func (f footprint) String() string {
 	return fmt.Sprintf("%d goroutines, %d descriptors, %d MiB resident, %d KiB of heap", f.goroutines, f.descriptors, f.rss>>20, f.heap>>10)
 }
 
-// noise is by how many goroutines and descriptors two footprints may differ.
-const noise = 25
+// By how many goroutines and descriptors, and how much heap, two footprints may
+// differ.
+const (
+	noise     = 25
+	noiseHeap = 12 << 20
+)
+
+// within reports whether f is no more than begun but for noise.
+func (f footprint) within(begun footprint) bool {
+	return f.goroutines <= begun.goroutines+noise && f.descriptors <= begun.descriptors+noise && f.heap <= begun.heap+noiseHeap
+}
 
 // report counts.
 type report struct {
@@ -164,13 +173,22 @@ func (s *scene) idle() (left []string) {
 	return left
 }
 
-// settle waits until the servers of configurations before have given up, and
-// returns what the gateway holds.
-func (s *scene) settle() footprint {
+// rest is how long the gateway may hold what clients have left behind.
+const rest = 2 * idle
+
+// settle returns what the gateway holds when nothing is under way, once that is
+// no more than begun, or at the latest after so long.
+func (s *scene) settle(begun *footprint, atMost time.Duration) (f footprint) {
 	const grace = 2 * time.Second // as the harness configures
-	time.Sleep(2 * grace)
-	heap := s.gateway.Heap(s.tb)
-	return footprint{s.gateway.Goroutines(s.tb), s.gateway.Descriptors(s.tb), s.gateway.RSS(s.tb), heap}
+	deadline := time.Now().Add(atMost)
+	for {
+		time.Sleep(2 * grace)
+		heap := s.gateway.Heap(s.tb)
+		f = footprint{s.gateway.Goroutines(s.tb), s.gateway.Descriptors(s.tb), s.gateway.RSS(s.tb), heap}
+		if begun == nil || f.within(*begun) || time.Now().After(deadline) || s.tb.ctx.Err() != nil {
+			return f
+		}
+	}
 }
 
 // profile writes what is left, for a look at who holds it.
@@ -186,11 +204,17 @@ func (s *scene) profile() {
 	}
 }
 
+// zero is what has to be zero.
+type zero struct {
+	what string
+	n    int
+}
+
 // zeros lists what has to be zero.
-func (r *report) zeros(before, after footprint) [][2]any {
+func (r *report) zeros(before, after footprint) []zero {
 	over := func(n int) int { return max(0, n-noise) }
 	c := r.counts
-	return [][2]any{
+	return []zero{
 		{"requests that failed and should not have", c.failed},
 		{"answers that were cut and should not have been", c.cut},
 		{"reloads that went wrong", c.unexpectedlyReloaded},
@@ -198,6 +222,7 @@ func (r *report) zeros(before, after footprint) [][2]any {
 		{"in flight, reserved or queued after 2 s", len(r.leftover)},
 		{fmt.Sprintf("goroutines more than at the beginning, beyond %d", noise), over(after.goroutines - before.goroutines)},
 		{fmt.Sprintf("descriptors more than at the beginning, beyond %d", noise), over(after.descriptors - before.descriptors)},
+		{fmt.Sprintf("KiB of heap more than at the beginning, beyond %d", noiseHeap>>10), int(max(0, after.heap-before.heap-noiseHeap) >> 10)},
 		{"panics in the log", r.panics},
 		{"leaked counts in the log", r.leaks},
 		{"races in the log", r.races},
@@ -206,7 +231,7 @@ func (r *report) zeros(before, after footprint) [][2]any {
 
 func (r *report) good(before, after footprint) bool {
 	for _, z := range r.zeros(before, after) {
-		if z[1] != 0 {
+		if z.n != 0 {
 			return false
 		}
 	}
@@ -255,10 +280,10 @@ func (r *report) write(w io.Writer, took time.Duration, before, after footprint,
 	fmt.Fprintln(w, "to be zero:")
 	for _, z := range r.zeros(before, after) {
 		mark := ""
-		if z[1] != 0 {
+		if z.n != 0 {
 			mark = "WRONG"
 		}
-		fmt.Fprintf(tw, "  %s\t%v\t%s\n", z[0], z[1], mark)
+		fmt.Fprintf(tw, "  %s\t%v\t%s\n", z.what, z.n, mark)
 	}
 	_ = tw.Flush()
 }

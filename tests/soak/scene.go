@@ -34,6 +34,11 @@ type scene struct {
 	upstream []*harness.Upstream // whose notes are to be thrown away
 }
 
+// idle is how long the gateway keeps idle client connections. That long the
+// HTTP/2 server also holds on to what a client leaves behind that vanishes with
+// a stream open: the connection, and with it its configuration.
+const idle = 15 * time.Second
+
 // quick are flags for engines that take a tenth of a second for an answer.
 var quick = []string{"--ttft", "10ms", "--prefill-tokens-per-second", "0", "--tokens-per-second", "200", "--max-num-seqs", "512", "--max-model-len", "1000000", "--kv-blocks", "65536"}
 
@@ -56,7 +61,7 @@ func (s *scene) set() {
 		} {
 			fmt.Fprintf(&b, "model %s {\n\tto %s\n\trouting %s\n}\n", name, to, routing)
 		}
-		return harness.Config{Flexinfer: b.String() + more, TLS: true}
+		return harness.Config{Flexinfer: b.String() + more, Global: fmt.Sprintf("servers {\n\ttimeouts {\n\t\tidle %s\n\t}\n}", idle), TLS: true}
 	}
 	also := fmt.Sprintf("model %s {\n\tto %s\n}\n", passing, harness.Addrs(engines))
 	s.configs = []harness.Config{
