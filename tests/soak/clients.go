@@ -150,7 +150,8 @@ func (s *scene) vanish(ctx context.Context, r *rand.Rand, i int) {
 			_ = res.Body.Close()
 		}
 		cancel()
-		client.CloseIdleConnections()
+		// The connection goes too, but not before the reset of its stream.
+		time.AfterFunc(time.Second, reset)
 		s.report.vanished()
 	}
 }
