@@ -50,6 +50,7 @@ func (a *attempt) answer(res *http.Response) (*http.Response, error) {
 		a.call.Hold(res)
 		return nil, reverseproxy.NewDialError(fmt.Errorf("%s answered %s", a.endpoint.Target(), res.Status))
 	}
+	a.call.Accept()
 	return res, err
 }
 

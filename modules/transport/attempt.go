@@ -170,7 +170,7 @@ func (a *attempt) failed(err error) (*http.Response, error) {
 		begun = true
 		again = a.model.Policy.RetryReset && c.Failed(call.Declined, reason(err))
 	}
-	if e := a.t.logger.Check(zapcore.WarnLevel, "exchange with endpoint failed"); e != nil {
+	if e := a.t.logger.Check(zapcore.WarnLevel, "exchange with endpoint failed"); e != nil && a.t.mayLog(time.Now()) {
 		e.Write(zap.String("model", a.model.Name), zap.String("target", a.endpoint.Target()),
 			zap.Int("attempt", c.Attempts()), zap.Bool("may_have_begun", begun), zap.Error(err))
 	}
@@ -179,9 +179,19 @@ func (a *attempt) failed(err error) (*http.Response, error) {
 	}
 	c.GiveUp()
 	if res := c.Held(); res != nil {
+		c.Accept()
 		return res, nil
 	}
 	return nil, err
+}
+
+// logInterval is the least time between two log lines about failures. A box
+// that is off is worth a line now and then, not one per request.
+const logInterval = 10 * time.Second
+
+func (t *Transport) mayLog(now time.Time) bool {
+	last := t.logged.Load()
+	return now.UnixNano()-last >= int64(logInterval) && t.logged.CompareAndSwap(last, now.UnixNano())
 }
 
 // mayEject reports whether one more of the model's endpoints may be ejected.

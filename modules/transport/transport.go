@@ -12,10 +12,10 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
@@ -28,7 +28,7 @@ import (
 )
 
 func init() {
-	caddy.RegisterModule(Transport{})
+	caddy.RegisterModule(new(Transport))
 }
 
 // Transport makes the exchange with the endpoint that was picked for a call,
@@ -53,10 +53,11 @@ type Transport struct {
 	keepHost           bool // the operator sets Host
 	app                *app.App
 	logger             *zap.Logger
+	logged             atomic.Int64 // when the last failure was, in ns
 }
 
 // CaddyModule returns the Caddy module information.
-func (Transport) CaddyModule() caddy.ModuleInfo {
+func (*Transport) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{
 		ID:  "http.reverse_proxy.transport.flexinfer",
 		New: func() caddy.Module { return new(Transport) },
@@ -81,10 +82,7 @@ func (t *Transport) Provision(ctx caddy.Context) error {
 		return err
 	}
 	t.app = a
-	// A box that is off is worth a line now and then, not one per request.
-	t.logger = ctx.Logger().WithOptions(zap.WrapCore(func(core zapcore.Core) zapcore.Core {
-		return zapcore.NewSamplerWithOptions(core, 10*time.Second, 1, 0)
-	}))
+	t.logger = ctx.Logger()
 	for _, v := range t.Versions {
 		if !slices.Contains(versions, v) {
 			return fmt.Errorf("HTTP version %q is not supported here; write some of: %s", v, strings.Join(versions, ", "))

@@ -243,14 +243,31 @@ func (c *Call) End() {
 	}
 	c.ended = true
 	c.dropHeld()
+	c.release()
+}
+
+// Accept says that an answer is passed on, so that no attempt follows. A large
+// body's memory need not wait for the end of it.
+func (c *Call) Accept() {
+	c.gaveUp = true
+	if c.buf != nil {
+		c.SessionKey() // which the log will ask for
+		c.release()
+	}
+}
+
+// release gives the body's memory back, which attempts may still be reading.
+func (c *Call) release() {
+	c.body = nil
 	if c.doc != nil {
 		*c.doc = openai.Doc{} // it would hold on to the body
 		docs.Put(c.doc)
+		c.doc = nil
 	}
-	if c.buf != nil {
-		c.buf.release()
+	for _, buf := range []*buffer{c.buf, c.raw} {
+		if buf != nil {
+			buf.release()
+		}
 	}
-	if c.raw != nil {
-		c.raw.release()
-	}
+	c.buf, c.raw = nil, nil
 }

@@ -73,7 +73,7 @@ func (c *Call) UpstreamModel() string {
 // outgoing returns the pieces of the body as the endpoint of the attempt under
 // way is to see it.
 func (c *Call) outgoing() [][]byte {
-	if c.model == nil || c.ended {
+	if c.model == nil {
 		return [][]byte{c.body}
 	}
 	c.sentName = c.upstreamName()
@@ -107,7 +107,7 @@ func (c *Call) renameForm(name string) (edits []openai.Edit) {
 // Rewind gives r a body that reads the call's bytes from the start, for one
 // attempt: those that came, but for what the endpoint is to see otherwise.
 func (c *Call) Rewind(r *http.Request) {
-	if c.length < 0 {
+	if c.length < 0 || c.ended || c.length > 0 && c.body == nil {
 		return
 	}
 	if c.coded && !c.decodes { // not for an endpoint of ours
