@@ -1,11 +1,11 @@
 package transport
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -73,10 +73,10 @@ func (a *attempt) dress(res *http.Response) (*http.Response, error) {
 		}
 	}
 	if route := c.Route(); route != "" {
-		h[routeHeader] = []string{route}
+		h[routeHeader] = a.value(route)
 	}
 	if c.Completion() {
-		h[upstreamMsHeader] = []string{strconv.FormatInt(time.Since(c.Dialled()).Milliseconds(), 10)}
+		h[upstreamMsHeader] = a.value(strconv.FormatInt(time.Since(c.Dialled()).Milliseconds(), 10))
 	}
 	if res.StatusCode == http.StatusSwitchingProtocols { // whose body is the connection
 		a.endpoint.Health().Succeeded()
@@ -118,55 +118,90 @@ func keepAlive(h http.Header) time.Duration {
 // bytes. A larger one passes without.
 const maxGathered = 1 << 20
 
-var gathered = sync.Pool{New: func() any { return new(bytes.Buffer) }}
+var gathered = sync.Pool{New: func() any { return &gatherBuffer{make([]byte, 0, 8<<10)} }}
+
+type gatherBuffer struct{ b []byte }
 
 // gather reads a plain completion to its end, which the engine sends at once,
 // so that what it says of tokens can go into headers.
 func (a *attempt) gather(res *http.Response, b *watchedBody) (*http.Response, error) {
-	buf := gathered.Get().(*bytes.Buffer)
-	buf.Reset()
-	_, err := io.CopyN(buf, b, maxGathered)
-	whole := &gatheredBody{buf: buf}
+	g := &a.whole
+	g.buf = gathered.Get().(*gatherBuffer)
+	raw, err := g.buf.b[:0], error(nil)
+	for err == nil && len(raw) < maxGathered {
+		raw = slices.Grow(raw, 1)
+		var n int
+		n, err = b.receive(raw[len(raw):cap(raw)])
+		raw = raw[:len(raw)+n]
+	}
+	g.buf.b = raw
+	whole := errors.Is(err, io.EOF)
 	switch {
+	case whole:
+		b.usage.End(raw)
 	case err == nil: // and there may be more
-		whole.rest = b
-		res.Body = whole
-		return res, nil
-	case !errors.Is(err, io.EOF):
-		_ = b.Close()
-		whole.Close()
-		a.call.GiveUp()
+		b.usage.Feed(raw)
+		g.rest = b
+	}
+	if err != nil {
+		b.end(err)
+	}
+	if err != nil && !whole {
+		_ = b.ReadCloser.Close()
+		_ = g.Close()
 		return nil, fmt.Errorf("reading the answer of %s: %w", a.endpoint.Target(), err)
 	}
-	_ = b.Close()
+	if g.unread = raw; b.rewrite != nil {
+		g.unread = b.rewrite.Append(nil, raw)
+		if whole {
+			g.unread = b.rewrite.Finish(g.unread)
+		}
+	}
+	res.Body = g
+	if whole {
+		_ = b.ReadCloser.Close()
+		a.tellPlain(res)
+	}
+	return res, nil
+}
+
+// tellPlain puts what a plain completion says of itself into headers.
+func (a *attempt) tellPlain(res *http.Response) {
 	h, u := res.Header, a.call.Answer().Usage
 	if u.Known {
-		h[promptTokensHeader] = []string{strconv.Itoa(u.Prompt)}
+		h[promptTokensHeader] = a.value(strconv.Itoa(u.Prompt))
 	}
 	if u.CachedKnown {
-		h[cachedTokensHeader] = []string{strconv.Itoa(u.Cached)}
+		h[cachedTokensHeader] = a.value(strconv.Itoa(u.Cached))
 	}
-	if f := b.usage.Finish(); f != "" {
-		h[finishReasonHeader] = []string{f}
+	if f := a.usage.Finish(); f != "" {
+		h[finishReasonHeader] = a.value(f)
 	}
 	if rate := a.hitRate.value(true); rate != "" {
-		h[hitRateHeader] = []string{rate}
+		h[hitRateHeader] = a.value(rate)
 	}
-	res.Body, res.ContentLength = whole, int64(buf.Len())
-	h["Content-Length"] = []string{strconv.Itoa(buf.Len())}
-	return res, nil
+	if length := int64(len(a.whole.unread)); res.ContentLength != length {
+		res.ContentLength = length
+		h["Content-Length"] = a.value(strconv.FormatInt(length, 10))
+	}
 }
 
 // A gatheredBody is what was read of an answer, and the rest of it.
 type gatheredBody struct {
-	buf  *bytes.Buffer // nil once closed
-	rest io.ReadCloser // nil if there is none
+	unread []byte
+	buf    *gatherBuffer // nil once closed
+	rest   io.ReadCloser // nil if there is none
 }
 
 // Read implements [io.Reader].
 func (g *gatheredBody) Read(p []byte) (int, error) {
-	if g.buf != nil && g.buf.Len() > 0 {
-		return g.buf.Read(p)
+	if len(g.unread) > 0 {
+		n := copy(p, g.unread)
+		g.unread = g.unread[n:]
+		if len(g.unread) == 0 && g.rest == nil {
+			return n, io.EOF
+		}
+		return n, nil
 	}
 	if g.rest != nil {
 		return g.rest.Read(p)
@@ -177,6 +212,7 @@ func (g *gatheredBody) Read(p []byte) (int, error) {
 // Close implements [io.Closer].
 func (g *gatheredBody) Close() error {
 	if g.buf != nil {
+		g.unread = nil
 		gathered.Put(g.buf)
 		g.buf = nil
 	}

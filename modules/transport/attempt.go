@@ -21,6 +21,7 @@ import (
 
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/call"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/catalog"
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/usage"
 	"github.com/flexinfer/caddy-flexinfer/modules/routing"
 )
 
@@ -35,7 +36,7 @@ type attempt struct {
 	idle     time.Duration // for how long the endpoint keeps the connection; 0 if it does not say
 	fine     bool          // the status is no failure
 	client   context.Context
-	ctx      context.Context
+	ctx      context.Context // the client's, unless a watchdog may end it
 	cancel   context.CancelCauseFunc
 	watchdog watchdog
 	hitRate  *hitRate // nil unless the client wants to know
@@ -45,21 +46,40 @@ type attempt struct {
 	reused   atomic.Bool
 	answered atomic.Bool
 	wrote    atomic.Int64 // when the request was out, in ns since began
+
+	// Parts that nearly every attempt needs, here so that they are one
+	// allocation with it.
+	trace  httptrace.ClientTrace
+	body   watchedBody
+	usage  usage.Reader
+	whole  gatheredBody
+	values [8]string // of header fields
+	nvalue int
 }
 
 // begin makes req that of an attempt.
 func (t *Transport) begin(c *call.Call, lease *routing.Lease, req *http.Request) (*attempt, *http.Request) {
 	a := &attempt{t: t, call: c, model: c.Model(), endpoint: lease.Endpoint(), lease: lease, began: time.Now(), client: req.Context()}
-	a.ctx, a.cancel = context.WithCancelCause(a.client)
+	a.ctx = a.client
 	c.Dial()
+	if c.Stream() || c.Body() == 0 { // what has no body may ask for a stream in its path
+		a.ctx, a.cancel = context.WithCancelCause(a.client)
+	}
 	if c.Stream() {
 		a.watchdog.start(a, a.model.Policy.FirstByte)
 	}
-	return a, req.WithContext(httptrace.WithClientTrace(a.ctx, &httptrace.ClientTrace{
-		GotConn:              a.gotConn,
-		WroteRequest:         a.wroteRequest,
-		GotFirstResponseByte: a.gotFirstByte,
-	}))
+	a.trace = httptrace.ClientTrace{GotConn: a.gotConn, WroteRequest: a.wroteRequest, GotFirstResponseByte: a.gotFirstByte}
+	return a, req.WithContext(httptrace.WithClientTrace(a.ctx, &a.trace))
+}
+
+// value returns what a header field that has this one value holds.
+func (a *attempt) value(v string) []string {
+	if a.nvalue == len(a.values) {
+		return []string{v}
+	}
+	a.values[a.nvalue] = v
+	a.nvalue++
+	return a.values[a.nvalue-1 : a.nvalue : a.nvalue]
 }
 
 func (a *attempt) gotConn(info httptrace.GotConnInfo) {
@@ -78,7 +98,9 @@ func (a *attempt) gotFirstByte() { a.answered.Store(true) }
 // end is called when nothing of the attempt is left.
 func (a *attempt) end() {
 	a.watchdog.stop()
-	a.cancel(nil)
+	if a.cancel != nil {
+		a.cancel(nil)
+	}
 }
 
 // raceWindow is how long after the last byte of a request the loss of a reused

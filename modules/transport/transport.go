@@ -223,16 +223,19 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	return a.answer(res)
 }
 
-// direct points req to the endpoint e and returns the transport for it. The
-// URL and the header may be those of an earlier attempt, which net/http can
-// still be reading; hence copies.
+// direct points req to the endpoint of an attempt and returns the transport for
+// it. The first attempt changes the proxy's own clone of the request; the later
+// ones get copies, since net/http may still be reading from an earlier one.
 func (t *Transport) direct(req *http.Request, c *call.Call, e *routing.Endpoint) *http.Transport {
+	if c.Attempts() > 1 {
+		u := *req.URL
+		req.URL, req.Header = &u, maps.Clone(req.Header)
+	}
 	rt := t.plain
-	u := *req.URL
-	u.Scheme = "http"
+	req.URL.Scheme = "http"
 	switch e.Scheme {
 	case "https":
-		u.Scheme, rt = "https", t.secure
+		req.URL.Scheme, rt = "https", t.secure
 		if !t.keepHost {
 			req.Host = strings.TrimSuffix(e.Address, ":443")
 		}
@@ -240,17 +243,21 @@ func (t *Transport) direct(req *http.Request, c *call.Call, e *routing.Endpoint)
 		rt = t.h2c
 	}
 	if e.Path != "" {
+		u := *req.URL // the next attempt is to begin with the path as it is
 		rewriteBase(&u, e.Path)
+		req.URL = &u
 	}
-	req.URL = &u
-	h := maps.Clone(req.Header)
+	h := req.Header
+	if len(e.Header) > 0 { // which the next attempt is not to have
+		h = maps.Clone(h)
+		maps.Copy(h, e.Header)
+		req.Header = h
+	}
 	delete(h, workloadHeader) // FlexInfer's own business
 	h[requestIDHeader] = []string{c.AttemptID()}
 	if c.Renamed() != "" || c.HidesUsage() {
 		h["Accept-Encoding"] = []string{"identity"} // what is to be changed must be legible
 	}
-	maps.Copy(h, e.Header)
-	req.Header = h
 	return rt
 }
 

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"io"
-	"mime"
 	"net/http"
 	"strings"
 	"time"
@@ -38,29 +37,27 @@ type watchedBody struct {
 // watch returns a body for the client in the place of res's own.
 func (a *attempt) watch(res *http.Response) *watchedBody {
 	c := a.call
-	b := &watchedBody{ReadCloser: res.Body, attempt: a, res: res, atLine: true}
+	b := &a.body
+	*b = watchedBody{ReadCloser: res.Body, attempt: a, res: res, atLine: true}
 	res.Body = b
-	mediaType, _, err := mime.ParseMediaType(res.Header.Get("Content-Type"))
-	if err != nil {
-		mediaType = ""
-	}
 	var format usage.Format
-	switch {
-	case mediaType == "text/event-stream":
-		format, b.stream, b.events = usage.Events, true, true
-	case mediaType == "application/x-ndjson":
-		format, b.stream = usage.Lines, true
-	case mediaType == "application/json", strings.HasSuffix(mediaType, "+json"):
+	switch t := mediaType(res.Header); {
+	case t == "application/json", strings.HasSuffix(t, "+json"):
 		format = usage.JSON
+	case t == "text/event-stream":
+		format, b.stream, b.events = usage.Events, true, true
+	case t == "application/x-ndjson":
+		format, b.stream = usage.Lines, true
 	default:
 		return b
 	}
-	if b.stream && !c.Stream() {
+	if b.stream && !c.Stream() && a.cancel != nil {
 		a.watchdog.start(a, a.model.Policy.FirstByte)
 	}
 	if res.StatusCode >= http.StatusOK && res.StatusCode < http.StatusMultipleChoices {
 		encoding := strings.Join(res.Header["Content-Encoding"], ",")
-		b.usage = &usage.Reader{Format: format, Encoding: encoding, WantID: c.Binds()}
+		b.usage = &a.usage
+		b.usage.Format, b.usage.Encoding, b.usage.WantID = format, encoding, c.Binds()
 		if model, hide := c.Renamed(), c.HidesUsage() && b.events; (model != "" || hide) && encoding == "" {
 			b.rewrite = rewrite.New(format, rewrite.Options{Model: model, HideUsage: hide})
 			// The length is another one; whether the digests still fit
@@ -72,6 +69,16 @@ func (a *attempt) watch(res *http.Response) *watchedBody {
 		}
 	}
 	return b
+}
+
+// mediaType returns the type of a body, without parameters and in lower case.
+func mediaType(h http.Header) string {
+	v := h["Content-Type"]
+	if len(v) == 0 {
+		return ""
+	}
+	t, _, _ := strings.Cut(v[0], ";")
+	return strings.ToLower(strings.TrimSpace(t))
 }
 
 // Read implements [io.Reader].
@@ -96,13 +103,7 @@ func (b *watchedBody) Read(p []byte) (int, error) {
 
 // read is Read for what the endpoint sends.
 func (b *watchedBody) read(p []byte) (int, error) {
-	a := b.attempt
-	a.watchdog.wait()
-	n, err := b.ReadCloser.Read(p)
-	a.watchdog.got()
-	if !b.begun && n > 0 && b.speaks(p[:n]) {
-		b.begin()
-	}
+	n, err := b.receive(p)
 	switch {
 	case b.usage == nil:
 	case errors.Is(err, io.EOF):
@@ -110,11 +111,23 @@ func (b *watchedBody) read(p []byte) (int, error) {
 	default:
 		b.usage.Feed(p[:n])
 		if id := b.usage.ID(); id != "" {
-			a.call.Bind(id, a.endpoint)
+			b.attempt.call.Bind(id, b.attempt.endpoint)
 		}
 	}
 	if err != nil {
 		b.end(err)
+	}
+	return n, err
+}
+
+// receive is read for those who see to the end and the usage themselves.
+func (b *watchedBody) receive(p []byte) (int, error) {
+	w := &b.attempt.watchdog
+	w.wait()
+	n, err := b.ReadCloser.Read(p)
+	w.got()
+	if !b.begun && n > 0 && b.speaks(p[:n]) {
+		b.begin()
 	}
 	return n, err
 }

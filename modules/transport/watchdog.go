@@ -19,7 +19,7 @@ type watchdog struct {
 	stopped bool
 }
 
-// start gives the stream this long to its first byte; 0 is for ever.
+// start, on an attempt that can be cancelled, gives the stream this long to its first byte; 0 is for ever.
 func (w *watchdog) start(a *attempt, firstByte time.Duration) {
 	w.a = a
 	w.mu.Lock()

@@ -27,11 +27,10 @@ func (h *hasher) text(raw []byte) bool {
 		}
 		r, size := openai.NextRune(raw[i:])
 		i += size
-		if unicode.IsSpace(r) {
+		if r = lower(r); r == isSpace {
 			h.space = true
 			continue
 		}
-		r = unicode.ToLower(r)
 		due := h.space && h.length > 0
 		size = utf8.RuneLen(r)
 		if due {
@@ -49,6 +48,34 @@ func (h *hasher) text(raw []byte) bool {
 		h.rune(r)
 	}
 	return true
+}
+
+// isSpace stands for any white space; it is no rune.
+const isSpace = -1
+
+// lowers is lower for the scripts of two bytes and less per character, where
+// the tables of package unicode have to be searched.
+var lowers = func() (t [0x800]rune) {
+	for r := range rune(len(t)) {
+		t[r] = unicode.ToLower(r)
+		if unicode.IsSpace(r) {
+			t[r] = isSpace
+		}
+	}
+	return t
+}()
+
+// lower returns r in lower case, or isSpace.
+func lower(r rune) rune {
+	switch {
+	case r < rune(len(lowers)):
+		return lowers[r]
+	case 0x3001 <= r && r <= 0x9fff, 0xac00 <= r && r <= 0xd7a3: // of East Asia, without either
+		return r
+	case unicode.IsSpace(r):
+		return isSpace
+	}
+	return unicode.ToLower(r)
 }
 
 const (

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"strings"
 	"testing"
+	"unicode"
 	"unicode/utf8"
 )
 
@@ -58,4 +59,16 @@ func FuzzText(f *testing.F) {
 	f.Fuzz(func(t *testing.T, raw []byte, limit int) {
 		checkText(t, raw, max(0, limit%600))
 	})
+}
+
+func TestLower(t *testing.T) {
+	for r := range rune(unicode.MaxRune + 1) {
+		want := unicode.ToLower(r)
+		if unicode.IsSpace(r) {
+			want = isSpace
+		}
+		if got := lower(r); got != want {
+			t.Fatalf("%U: %U, want %U", r, got, want)
+		}
+	}
 }
