@@ -49,6 +49,21 @@ func TestFormModel(t *testing.T) {
 		})
 	}
 
+	for _, tt := range tests {
+		if tt.err != nil || tt.count == 0 {
+			continue
+		}
+		values := FormModels([]byte(tt.body), tt.contentType)
+		if len(values) != tt.count {
+			t.Errorf("%s: %d values are found, want %d", tt.name, len(values), tt.count)
+		}
+		for _, s := range values {
+			if got := tt.body[s.Start:s.End]; got != tt.want {
+				t.Errorf("%s: found %.20q, want %.20q", tt.name, got, tt.want)
+			}
+		}
+	}
+
 	for _, body := range []string{"", "--XX", part(`name="model"`, "a"), file + "--XX\r\n"} {
 		if name, _, err := FormModel([]byte(body), contentType); err == nil {
 			t.Errorf("a form that ends too soon gives %q without an error", name)
@@ -67,6 +82,11 @@ func FuzzFormModel(f *testing.F) {
 		name, count, err := FormModel(body, contentType)
 		if len(name) > maxFormModel || err == nil && (name == "" || count == 0) {
 			t.Fatalf("%q, %d, %v", name, count, err)
+		}
+		for _, s := range FormModels(body, contentType) {
+			if got := string(body[s.Start:s.End]); err == nil && got != name {
+				t.Fatalf("found %q, want %q", got, name)
+			}
 		}
 	})
 }
