@@ -87,6 +87,11 @@ func (a *attempt) dress(res *http.Response) (*http.Response, error) {
 		a.idle = seconds
 	}
 	b := a.watch(res)
+	if b.ReadCloser == http.NoBody { // nobody may read it to its end
+		b.end(io.EOF)
+		res.Body = http.NoBody
+		return res, nil
+	}
 	if c.Completion() && !c.Stream() && b.usage != nil && !b.stream {
 		return a.gather(res, b)
 	}

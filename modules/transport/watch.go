@@ -51,6 +51,9 @@ func (a *attempt) watch(res *http.Response) *watchedBody {
 	default:
 		return b
 	}
+	if b.ReadCloser == http.NoBody || res.StatusCode == http.StatusPartialContent {
+		return b
+	}
 	if b.stream && !c.Stream() && a.cancel != nil {
 		a.watchdog.start(a, a.model.Policy.FirstByte)
 	}

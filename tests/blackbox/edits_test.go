@@ -315,3 +315,48 @@ func TestS4_UsageOfStreams(t *testing.T) {
 		g.WaitIdle(t)
 	}
 }
+
+// Ollama's older clients write name for model.
+func TestOllamasOldName(t *testing.T) {
+	t.Parallel()
+	up := harness.NewUpstream(t, nil)
+	g := harness.Start(t, harness.Config{Flexinfer: model("m", "alias alias", to(up))})
+	for sent, want := range map[string]string{
+		`{"name":"m"}`:                     `{"name":"m"}`,
+		`{"name" : "alias", "verbose":1 }`: `{"name" : "m", "verbose":1 }`,
+		`{"name":"x","model":"alias"}`:     `{"name":"x","model":"m"}`,
+	} {
+		if res := g.Post(t, "/api/show", sent); res.Status != http.StatusOK {
+			t.Errorf("%s: %s", sent, res)
+		}
+		if got := string(up.Last(t).Body); got != want {
+			t.Errorf("%s: the upstream got %s, want %s", sent, got, want)
+		}
+	}
+	if res := g.Post(t, "/v1/chat/completions", `{"name":"m"}`); res.Status != http.StatusBadRequest {
+		t.Errorf("elsewhere: %s", res)
+	}
+}
+
+// S13: what has no body, or a part of one, passes as it is, its length too.
+func TestS13_AnswersThatAreNoWholeBody(t *testing.T) {
+	t.Parallel()
+	const body = `{"model":"m","usage":{"prompt_tokens":3}}`
+	heads := map[string]string{
+		"HEAD": fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n", len(body)),
+		"GET":  "HTTP/1.1 304 Not Modified\r\nContent-Type: application/json\r\nEtag: \"x\"\r\n\r\n",
+		"POST": fmt.Sprintf("HTTP/1.1 206 Partial Content\r\nContent-Type: application/json\r\nContent-Range: bytes 0-%d/100\r\nContent-Length: %d\r\n\r\n%s", len(body)-1, len(body), body),
+	}
+	up := harness.NewUpstream(t, func(x *harness.Exchange) { x.Write(heads[x.Method]) })
+	g := harness.Start(t, harness.Config{Flexinfer: model("m", "alias alias", to(up))})
+	for method, length := range map[string]string{"HEAD": fmt.Sprint(len(body)), "GET": "", "POST": fmt.Sprint(len(body))} {
+		res := g.Do(t, method, "/model/alias/v1/chat/completions", "")
+		if got := res.Header.Get("Content-Length"); got != length {
+			t.Errorf("%s: Content-Length is %q, want %q", method, got, length)
+		}
+		if method == "POST" && string(res.Body) != body {
+			t.Errorf("%s: the client got %s", method, res)
+		}
+	}
+	g.WaitIdle(t)
+}

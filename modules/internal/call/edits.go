@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
+	"errors"
 	"io"
 	"net/http"
 
@@ -82,16 +83,30 @@ func (c *Call) outgoing() [][]byte {
 	case c.form:
 		edits = append(edits, c.renameForm(c.sentName)...)
 	case c.doc != nil:
-		if name, err := c.doc.Model(maxName); err == nil && name != c.sentName {
-			if quoted, err := json.Marshal(c.sentName); err == nil {
-				edits = append(edits, openai.Edit{Span: c.doc.Field(openai.FieldModel), With: quoted})
-			}
+		if e, ok := c.rename(c.sentName); ok {
+			edits = append(edits, e)
 		}
 	}
 	if len(edits) == 0 {
 		return [][]byte{c.body}
 	}
 	return openai.Splice(nil, c.body, edits)
+}
+
+// rename returns the edit that gives the value of the field model, if there is
+// one, the name.
+func (c *Call) rename(name string) (e openai.Edit, ok bool) {
+	value := c.doc.Field(openai.FieldModel)
+	now, err := c.doc.Model(maxName)
+	if errors.Is(err, openai.ErrNoModel) && !value.Present() {
+		value = c.oldNameSpan()
+		now, err = c.oldName()
+	}
+	if err != nil || now == name {
+		return e, false
+	}
+	quoted, err := json.Marshal(name)
+	return openai.Edit{Span: value, With: quoted}, err == nil
 }
 
 // renameForm returns the edits that give a form's field model the value name.

@@ -252,6 +252,9 @@ func (c *Call) bodyModel(r *http.Request) (name string, _ *refusal.Refusal) {
 		return "", refusal.BadRequest("invalid_json", c.badDoc.Error())
 	case c.doc != nil:
 		name, err = c.doc.Model(maxName)
+		if errors.Is(err, openai.ErrNoModel) {
+			name, err = c.oldName()
+		}
 	}
 	switch {
 	case err == nil:
@@ -264,6 +267,23 @@ func (c *Call) bodyModel(r *http.Request) (name string, _ *refusal.Refusal) {
 	ref := refusal.BadRequest("invalid_model", err.Error())
 	ref.Param = "model"
 	return "", ref
+}
+
+// oldName returns the model's name where Ollama's clients once wrote it.
+func (c *Call) oldName() (string, error) {
+	if s := c.oldNameSpan(); s.Present() {
+		if name, ok := c.doc.String(s, maxName); ok && name != "" {
+			return name, nil
+		}
+	}
+	return "", openai.ErrNoModel
+}
+
+func (c *Call) oldNameSpan() (s openai.Span) {
+	if strings.HasPrefix(c.path, "/api/") {
+		s = c.doc.Lookup("name")
+	}
+	return s
 }
 
 // checkPath refuses a path that means another one to whoever cleans it: what
