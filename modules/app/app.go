@@ -79,6 +79,7 @@ func (a *App) Provision(ctx caddy.Context) error {
 	}
 	a.state = st.(*state)
 	a.settings = a.callSettings()
+	a.settings.Responses = a.state.responses
 
 	if a.strategy, a.strategyName, err = a.LoadStrategy(ctx, a, "RoutingRaw", a.RoutingRaw); err != nil {
 		return err
@@ -198,7 +199,7 @@ func (a *App) CatalogOf(ctx caddy.Context, module any, field string, s routing.S
 
 func (a *App) newCatalog(declared []catalog.Declaration, listing []routing.Source, s routing.Strategy, name string) *catalog.Catalog {
 	c := catalog.New(catalog.Config{
-		Ledger: a.state.ledger, Health: a.state.health, Models: declared, Sources: listing,
+		Ledger: a.state.ledger, Budgets: a.state.budgets, Health: a.state.health, Models: declared, Sources: listing,
 		Strategy: s, StrategyName: name, Policy: a.policyOf(nil),
 	})
 	a.catalogs = append(a.catalogs, c)

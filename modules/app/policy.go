@@ -95,7 +95,8 @@ type Health struct {
 	UnhealthyStatus []string `json:"unhealthy_status,omitempty"`
 
 	// The path, and query if need be, of the probe, below the endpoint's
-	// base path. Default: none, which means no probes.
+	// base path. Default: none, which means no probes; so does `off`, for a
+	// model that is not to have those of all models.
 	URI string `json:"uri,omitempty"`
 
 	// The time between two probes of an endpoint. Default: `10s`.
@@ -343,11 +344,17 @@ func statuses(words []string) (set catalog.Statuses) {
 	return set
 }
 
+// noProbes is the uri of a model without probes.
+const noProbes = "off"
+
 // CheckProbeURI returns an error if uri cannot be that of a probe.
 func CheckProbeURI(uri string) error {
+	if uri == noProbes {
+		return nil
+	}
 	_, err := url.ParseRequestURI(uri)
 	if err != nil || !strings.HasPrefix(uri, "/") || strings.HasPrefix(uri, "//") || strings.Contains(uri, "#") {
-		return fmt.Errorf("uri is %q; write a path, such as /health, which is asked for at each endpoint", uri)
+		return fmt.Errorf("uri is %q; write a path, such as /health, which is asked for at each endpoint, or off", uri)
 	}
 	return nil
 }

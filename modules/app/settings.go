@@ -146,7 +146,6 @@ func (a *App) callSettings() *call.Settings {
 		MapModel:      a.ResponseModel != "upstream",
 		AskUsage:      a.UsageMetrics == "always",
 		Validate:      deref(a.ValidateRequests),
-		Responses:     a.state.responses,
 		LeaseTTL:      a.ledgerConfig().TTL,
 		Logger:        a.logger,
 	}
@@ -177,7 +176,7 @@ func (a *App) policyOf(m *Model) *catalog.Policy {
 			EjectForMax: time.Duration(h.EjectForMax),
 			MaxEjected:  share(*h.MaxEjected),
 			Probe: health.Probe{
-				Path:     h.URI,
+				Path:     probePath(h.URI),
 				Interval: time.Duration(h.Interval),
 				Timeout:  time.Duration(h.Timeout),
 				Passes:   h.Passes,
@@ -206,6 +205,14 @@ func (a *App) DialTimeout() time.Duration {
 // KeepAlive returns how long an idle connection to an endpoint is kept, or 0 if
 // the configuration does not say.
 func (a *App) KeepAlive() time.Duration { return time.Duration(orZero(a.Timeouts).KeepAlive) }
+
+// probePath returns the path that a uri stands for, "" if there are no probes.
+func probePath(uri string) string {
+	if uri == noProbes {
+		return ""
+	}
+	return uri
+}
 
 // share returns a percentage as [health.Config] takes it, where 0 would stand
 // for the default.

@@ -63,7 +63,7 @@ func TestPolicy(t *testing.T) {
 			model: `"context_window": 4096, "retries": {"on": ["429"]}, "timeouts": {"gap": "1s"}, "health": {"max_ejected": 0, "uri": "/"}`,
 			change: func(p *catalog.Policy) {
 				p.ContextWindow, p.RetryOn, p.Gap = 4096, statusSet(429), time.Second
-				p.Health.MaxEjected, p.Health.Probe.Path = 0, "/"
+				p.Health.MaxEjected, p.Health.Probe.Path = -1, "/" // none
 			},
 		},
 		{

@@ -11,6 +11,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/budget"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/catalog"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/health"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/ledger"
@@ -30,6 +31,7 @@ type state struct {
 	ledger    *ledger.Ledger
 	health    *health.Registry
 	responses *responses.Store
+	budgets   *budget.Budgets
 	cancel    context.CancelFunc
 	sweeps    chan time.Duration
 
@@ -42,6 +44,7 @@ func newState() (caddy.Destructor, error) {
 	s := &state{cancel: cancel, sweeps: make(chan time.Duration, 1)}
 	s.ledger = ledger.New(ledgerDefaults())
 	s.responses = responses.NewStore()
+	s.budgets = new(budget.Budgets)
 	s.health = health.NewRegistry(health.Settings{OnChange: logHealth})
 	go s.sweep(ctx)
 	live.Store(s)

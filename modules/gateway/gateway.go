@@ -38,7 +38,8 @@ func init() {
 // The model is the first of these that is there: the header `X-Model-ID`; a
 // path `/model/<name>/…`, whose first two segments are stripped; the field
 // `model` of a JSON body or a multipart form; the query parameter `model` of
-// a request without a body.
+// a request without a body; the answer that a path `/v1/responses/<id>` or a
+// `previous_response_id` refers to.
 //
 // Requests that cannot be served are answered here, in the shape that the
 // caller's API uses: OpenAI's, Anthropic's on `/v1/messages`, Ollama's on
@@ -130,7 +131,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		defer traceFields(span, c)
 	}
 	w.Header().Set("X-Request-Id", c.RequestID())
-	if err := h.admit(r, c); err != nil {
+	if err := c.Resolve(r, h.catalog); err != nil {
 		return h.refuse(w, r, c, err)
 	}
 	if change := c.Clamped(); change != "" {
@@ -155,18 +156,6 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	// answer that ends long after its last byte would lose its end to it.
 	if r.ProtoMajor == 1 && rec.status != http.StatusSwitchingProtocols && w.Header().Get("Content-Length") == "" {
 		_ = http.NewResponseController(w).Flush()
-	}
-	return nil
-}
-
-// admit finds out what the request asks for, and refuses what no upstream
-// could serve.
-func (h *Handler) admit(r *http.Request, c *call.Call) error {
-	if err := c.Resolve(r, h.catalog); err != nil {
-		return err
-	}
-	if ref := c.Check(); ref != nil {
-		return ref
 	}
 	return nil
 }

@@ -36,22 +36,24 @@ const (
 func (a *attempt) answer(res *http.Response) (*http.Response, error) {
 	policy, health := a.model.Policy, a.endpoint.Health()
 	switch status := res.StatusCode; {
-	case status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable:
-		health.Busy(&policy.Health, retryAfter(res.Header))
 	case policy.Unhealthy.Has(status):
 		health.Failed(&policy.Health, false, a.mayEject)
+	case status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable:
+		health.Busy(&policy.Health, retryAfter(res.Header))
 	case status < http.StatusBadRequest:
 		a.fine = true
 	}
-	a.call.Answer().Status = res.StatusCode
 	elsewhere := policy.RetryOn.Has(res.StatusCode) && a.call.Failed(call.Declined, "http_"+strconv.Itoa(res.StatusCode))
 	res, err := a.dress(res)
-	if elsewhere && err == nil {
+	switch {
+	case err != nil: // the answer broke off
+		return a.giveHeld(err)
+	case elsewhere:
 		a.call.Hold(res)
 		return nil, reverseproxy.NewDialError(fmt.Errorf("%s answered %s", a.endpoint.Target(), res.Status))
 	}
 	a.call.Accept()
-	return res, err
+	return res, nil
 }
 
 // retryAfter returns the time that a Retry-After header asks for, 0 if it has
@@ -154,7 +156,7 @@ func (a *attempt) gather(res *http.Response, b *watchedBody) (*http.Response, er
 	if err != nil && !whole {
 		_ = b.ReadCloser.Close()
 		_ = g.Close()
-		return nil, fmt.Errorf("reading the answer of %s: %w", a.endpoint.Target(), err)
+		return nil, a.brokeOff(err)
 	}
 	if g.unread = raw; b.rewrite != nil {
 		g.unread = b.rewrite.Append(nil, raw)
@@ -168,6 +170,21 @@ func (a *attempt) gather(res *http.Response, b *watchedBody) (*http.Response, er
 		a.tellPlain(res)
 	}
 	return res, nil
+}
+
+// brokeOff turns the end of a plain answer in its middle, of which the client
+// has seen nothing, into what makes the proxy do the right thing.
+func (a *attempt) brokeOff(err error) error {
+	if gone := a.client.Err(); gone != nil {
+		a.call.GiveUp()
+		return gone
+	}
+	err = fmt.Errorf("reading the answer of %s: %w", a.endpoint.Target(), err)
+	if a.model.Policy.RetryReset && a.call.Failed(call.Declined, reason(err)) {
+		return reverseproxy.NewDialError(err)
+	}
+	a.call.GiveUp()
+	return err
 }
 
 // tellPlain puts what a plain completion says of itself into headers.
@@ -251,7 +268,7 @@ func (b *watchedBody) tell() {
 	trailer := b.res.Trailer
 	for field := range trailer {
 		switch {
-		case !strings.HasPrefix(field, ownPrefix):
+		case !strings.HasPrefix(field, ownPrefix) && field != requestIDHeader:
 		case b.tells:
 			trailer[field] = nil // it may have been announced
 		default:

@@ -200,8 +200,17 @@ func (a *attempt) failed(err error) (*http.Response, error) {
 		return nil, reverseproxy.NewDialError(err)
 	}
 	c.GiveUp()
-	if res := c.Held(); res != nil {
-		c.Accept()
+	return a.giveHeld(err)
+}
+
+// giveHeld returns the answer of an earlier attempt, if there is one and no
+// other follows, instead of err.
+func (a *attempt) giveHeld(err error) (*http.Response, error) {
+	if _, again := errors.AsType[reverseproxy.DialError](err); again && !a.call.GaveUp() || a.client.Err() != nil {
+		return nil, err
+	}
+	if res := a.call.Held(); res != nil {
+		a.call.Accept()
 		return res, nil
 	}
 	return nil, err

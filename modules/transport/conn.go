@@ -103,6 +103,9 @@ func (c *directConn) linger(err error) error {
 func (c *directConn) idleFor(d time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.lost.Load() != nil {
+		return
+	}
 	if c.idle != nil {
 		c.idle.Stop()
 	}

@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	dto "github.com/prometheus/client_model/go"
@@ -26,15 +27,46 @@ const (
 // over its whole life, as it says itself when a client wants to know.
 type hitRate struct{ result chan string }
 
-// askHitRate begins to ask the endpoint. It takes hitRateTimeout at most.
-func askHitRate(ctx context.Context, rt http.RoundTripper, e *routing.Endpoint) *hitRate {
-	h := &hitRate{result: make(chan string, 1)}
+// hitRateAge is for how long an answer serves those who ask: anybody may.
+const hitRateAge = time.Second
+
+// hitRates are the answers of a transport's endpoints.
+type hitRates struct {
+	mu sync.Mutex
+	of map[string]datedRate // by the endpoint's ID
+}
+
+type datedRate struct {
+	*hitRate
+	asked time.Time
+}
+
+// ask begins to ask the endpoint, unless somebody has just done so. It takes
+// hitRateTimeout at most.
+func (h *hitRates) ask(rt http.RoundTripper, e *routing.Endpoint) *hitRate {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	now := time.Now()
+	if last, ok := h.of[e.ID]; ok && now.Sub(last.asked) < hitRateAge {
+		return last.hitRate
+	}
+	for id, last := range h.of {
+		if now.Sub(last.asked) >= hitRateAge {
+			delete(h.of, id)
+		}
+	}
+	if h.of == nil {
+		h.of = make(map[string]datedRate)
+	}
+	rate := &hitRate{result: make(chan string, 1)}
+	h.of[e.ID] = datedRate{rate, now}
 	go func() {
-		ctx, cancel := context.WithTimeout(ctx, hitRateTimeout)
+		// Not the client's context: others may be waiting as well.
+		ctx, cancel := context.WithTimeout(context.Background(), hitRateTimeout)
 		defer cancel()
-		h.result <- fetchHitRate(ctx, rt, e)
+		rate.result <- fetchHitRate(ctx, rt, e)
 	}()
-	return h
+	return rate
 }
 
 // value returns the rate with four decimals, or "" if the endpoint does not

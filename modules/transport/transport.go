@@ -54,6 +54,7 @@ type Transport struct {
 	app                *app.App
 	logger             *zap.Logger
 	logged             atomic.Int64 // when the last failure was, in ns
+	hitRates           hitRates
 }
 
 // CaddyModule returns the Caddy module information.
@@ -214,7 +215,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	rt := t.direct(req, c, lease.Endpoint())
 	a, req := t.begin(c, lease, req)
 	if c.Completion() && c.WantsHitRate() {
-		a.hitRate = askHitRate(a.client, rt, a.endpoint)
+		a.hitRate = t.hitRates.ask(rt, a.endpoint)
 	}
 	res, err := rt.RoundTrip(req)
 	if err != nil {

@@ -61,7 +61,7 @@ func (a *attempt) watch(res *http.Response) *watchedBody {
 		encoding := strings.Join(res.Header["Content-Encoding"], ",")
 		b.usage = &a.usage
 		b.usage.Format, b.usage.Encoding, b.usage.WantID = format, encoding, c.Binds()
-		if model, hide := c.Renamed(), c.HidesUsage() && b.events; (model != "" || hide) && encoding == "" {
+		if model, hide := c.Renamed(), c.HidesUsage() && b.events; (model != "" || hide) && usage.Plain(encoding) {
 			b.rewrite = rewrite.New(format, rewrite.Options{Model: model, HideUsage: hide})
 			// The length is another one; whether the digests still fit
 			// is not worth finding out.
@@ -86,7 +86,7 @@ func mediaType(h http.Header) string {
 
 // Read implements [io.Reader].
 func (b *watchedBody) Read(p []byte) (int, error) {
-	for len(b.out) == 0 && b.err == nil {
+	for len(b.out) == 0 && b.err == nil && len(p) > 0 {
 		n, err := b.read(p)
 		if b.rewrite == nil {
 			return n, err
@@ -189,7 +189,7 @@ func (b *watchedBody) end(err error) {
 	if len(b.res.Trailer) > 0 {
 		b.tell()
 	}
-	if conn := a.tcpConn(); whole && a.idle > 0 && conn != nil {
+	if conn := a.tcpConn(); whole && a.idle > 0 && conn != nil && b.res.ProtoMajor == 1 {
 		conn.idleFor(a.idle)
 	}
 	a.end()

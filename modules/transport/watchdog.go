@@ -19,7 +19,8 @@ type watchdog struct {
 	stopped bool
 }
 
-// start, on an attempt that can be cancelled, gives the stream this long to its first byte; 0 is for ever.
+// start gives the stream this long to its first byte; 0 is for ever. The
+// attempt must be one that can be cancelled.
 func (w *watchdog) start(a *attempt, firstByte time.Duration) {
 	w.a = a
 	w.mu.Lock()

@@ -2,6 +2,7 @@
 package budget
 
 import (
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -14,6 +15,19 @@ const Window = 10 * time.Second
 // at the turn of a bucket a few attempts may go uncounted.
 type Budget struct {
 	buckets [buckets]bucket
+}
+
+// Budgets are the budgets of all models, each under its name. The zero Budgets
+// is ready.
+type Budgets struct{ m sync.Map }
+
+// Of returns the budget of a model, always the same for a name.
+func (b *Budgets) Of(model string) *Budget {
+	if of, ok := b.m.Load(model); ok {
+		return of.(*Budget)
+	}
+	of, _ := b.m.LoadOrStore(model, new(Budget))
+	return of.(*Budget)
 }
 
 const (

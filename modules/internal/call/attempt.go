@@ -250,6 +250,7 @@ func (c *Call) End() {
 // body's memory need not wait for the end of it.
 func (c *Call) Accept() {
 	c.gaveUp = true
+	c.dropHeld()
 	if c.buf != nil {
 		c.SessionKey() // which the log will ask for
 		c.release()

@@ -9,12 +9,10 @@ import (
 	"context"
 	"io"
 	"net/http"
-	"strings"
 	"sync"
 	"time"
 
 	"go.uber.org/zap"
-	"golang.org/x/net/http/httpguts"
 
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/catalog"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/coding"
@@ -64,6 +62,7 @@ type Settings struct {
 type Call struct {
 	set     *Settings
 	started time.Time
+	method  string
 	id      string // see RequestID
 
 	// The request as it came.
@@ -128,9 +127,6 @@ type Call struct {
 
 // An Answer is what an upstream said, as far as the gateway watched it.
 type Answer struct {
-	// Status is the HTTP status, 0 if none came.
-	Status int
-
 	// TTFT is the time from the request's arrival to the first byte of the
 	// answer's body that is not a comment; 0 if none came.
 	TTFT time.Duration
@@ -175,7 +171,7 @@ func Join(r *http.Request, set *Settings) *Call {
 }
 
 func begin(r *http.Request, set *Settings) *Call {
-	c := &Call{set: set, started: time.Now(), header: r.Header, path: r.URL.Path, length: -1}
+	c := &Call{set: set, started: time.Now(), method: r.Method, header: r.Header, path: r.URL.Path, length: -1}
 	// In place, so that whoever holds r already sees the same context.
 	*r = *r.WithContext(context.WithValue(r.Context(), contextKey{}, c))
 	return c
@@ -347,65 +343,6 @@ func (c *Call) document() *openai.Doc {
 		return nil
 	}
 	return c.doc
-}
-
-// Queued returns the time between the call's being admitted and its first
-// attempt, 0 if there was none.
-func (c *Call) Queued() time.Duration {
-	if c.dialled.IsZero() || c.admitted.IsZero() {
-		return 0
-	}
-	return c.dialled.Sub(c.admitted)
-}
-
-// Dialled returns the time at which the first attempt began.
-func (c *Call) Dialled() time.Time { return c.dialled }
-
-// Stream reports whether the request asks for a stream. Ollama's own API
-// streams unless it is told otherwise.
-func (c *Call) Stream() bool {
-	d := c.document()
-	if d == nil {
-		return false
-	}
-	v, ok := d.Bool(d.Field(openai.FieldStream))
-	if !ok && (c.path == "/api/chat" || c.path == "/api/generate") {
-		return true
-	}
-	return v && ok
-}
-
-// completions are the paths, less what is in front of them, that generate
-// text.
-var completions = []string{"/v1/chat/completions", "/v1/completions", "/v1/messages", responsesPath, "/api/chat", "/api/generate"}
-
-// Completion reports whether the request asks for a completion.
-func (c *Call) Completion() bool {
-	for _, path := range completions {
-		if strings.HasSuffix(c.path, path) {
-			return true
-		}
-	}
-	return false
-}
-
-// TakesTrailers reports whether the client wants to see trailers.
-func (c *Call) TakesTrailers() bool {
-	return httpguts.HeaderValuesContainsToken(c.header["Te"], "trailers")
-}
-
-// WantsHitRate reports whether the client asks for the hit rate of the
-// endpoint's prefix cache.
-func (c *Call) WantsHitRate() bool {
-	v := c.header["X-Flexinfer-Want-Prefix-Hit"]
-	if len(v) == 0 {
-		return false
-	}
-	switch strings.ToLower(strings.TrimSpace(v[0])) {
-	case "1", "true", "yes", "on":
-		return true
-	}
-	return false
 }
 
 // Interface guard

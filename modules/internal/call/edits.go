@@ -30,8 +30,8 @@ func (c *Call) edit() {
 			c.model.Metrics.Clamped()
 		}
 	}
-	if c.set.AskUsage && c.Completion() {
-		if e, ok, _ := d.AskUsage(); ok {
+	if c.set.AskUsage && c.speaksOpenAI() {
+		if e, ok := d.AskUsage(); ok {
 			c.edits, c.hidesUsage = append(c.edits, e), true
 		}
 	}
@@ -138,6 +138,11 @@ func (c *Call) Rewind(r *http.Request) {
 
 func (c *Call) rewind(r *http.Request, buf *buffer, pieces [][]byte) {
 	r.ContentLength = lengthOf(pieces)
+	if len(pieces) > 1 || c.decodes {
+		for _, field := range []string{"Content-Md5", "Digest", "Content-Digest", "Repr-Digest"} {
+			delete(r.Header, field) // of other bytes
+		}
+	}
 	if buf != nil {
 		r.Body = &attemptBody{buf: buf, rest: pieces}
 	} else {

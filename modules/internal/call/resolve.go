@@ -35,7 +35,8 @@ const (
 //  3. the field model of a JSON body;
 //  4. the form field model of a multipart body;
 //  5. the query parameter model of a request without a body;
-//  6. a path /v1/responses/<id> of an answer that one of its endpoints gave.
+//  6. the answer that a path /v1/responses/<id>, or previous_response_id in a
+//     body for /v1/responses, refers to, if one of its endpoints gave it.
 //
 // A name in the header or the path is judged before the body is read. The
 // error is a [refusal.Refusal] or what came of reading the body; ReadBody's
@@ -75,6 +76,8 @@ func (c *Call) Resolve(r *http.Request, cat *catalog.Catalog) error {
 	if c.coded {
 		c.decodes = true
 		delete(r.Header, "Content-Encoding")
+		c.raw.release()
+		c.raw = nil
 	}
 	if name == "" {
 		if name, ref = c.contentModel(r); ref != nil {
@@ -99,6 +102,9 @@ func (c *Call) Resolve(r *http.Request, cat *catalog.Catalog) error {
 	if c.bound.Model != c.model.Name {
 		c.bound = responses.Place{} // of another model, by the same id
 	}
+	if ref := c.check(); ref != nil {
+		return ref
+	}
 	c.edit()
 	c.admitted = time.Now()
 	if c.coded || len(c.edits) > 0 || name != c.model.Name { // the bytes are not what goes out
@@ -107,9 +113,9 @@ func (c *Call) Resolve(r *http.Request, cat *catalog.Catalog) error {
 	return nil
 }
 
-// Check refuses a request that engines would refuse for its shape, if the
+// check refuses a request that engines would refuse for its shape, if the
 // settings ask for it.
-func (c *Call) Check() *refusal.Refusal {
+func (c *Call) check() *refusal.Refusal {
 	d := c.document()
 	if !c.set.Validate || d == nil {
 		return nil
@@ -170,7 +176,9 @@ func (c *Call) Named(r *http.Request, cat *catalog.Catalog) (string, error) {
 	if err := c.ReadWhole(r); err != nil {
 		return "", err
 	}
-	name, _ = c.contentModel(r)
+	if name, _ = c.contentModel(r); name == "" && c.follow() {
+		name = c.bound.Model
+	}
 	return name, nil
 }
 

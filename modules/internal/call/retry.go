@@ -61,6 +61,9 @@ func (c *Call) untried() bool {
 	return snap.HasService() && !slices.Contains(c.request.Tried, snap.Service().ID)
 }
 
+// GaveUp reports whether no attempt follows.
+func (c *Call) GaveUp() bool { return c.gaveUp }
+
 // GiveUp says that no attempt may follow the one under way.
 func (c *Call) GiveUp() { c.gaveUp = true }
 

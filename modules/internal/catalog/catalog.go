@@ -64,6 +64,9 @@ type Config struct {
 	// Health knows which endpoints are worth a call; nil if all are.
 	Health *health.Registry
 
+	// Budgets bound the retries. Nil: each catalog has its own.
+	Budgets *budget.Budgets
+
 	// Models are declared; no name, alias or adapter is there twice.
 	Models []Declaration
 
@@ -91,6 +94,9 @@ type Catalog struct {
 // New returns a catalog that holds what its sources know at once. It does no
 // I/O. Close must be called in the end.
 func New(cfg Config) *Catalog {
+	if cfg.Budgets == nil {
+		cfg.Budgets = new(budget.Budgets)
+	}
 	c := &Catalog{cfg: cfg, recorded: make(map[string]*metrics.Model)}
 	c.rebuild()
 	return c
@@ -234,11 +240,7 @@ func (c *Catalog) add(t, prev *Table, d Declaration, found []routing.Spec) {
 		m.Metrics = metrics.Acquire(d.Name)
 		c.recorded[d.Name] = m.Metrics
 	}
-	if old != nil {
-		m.Budget = old.Budget
-	} else {
-		m.Budget = new(budget.Budget)
-	}
+	m.Budget = c.cfg.Budgets.Of(d.Name)
 	m.Decisions = m.Metrics.Strategy(d.StrategyName)
 	m.Snapshot = c.snapshot(m, old, d.Service, found)
 	t.models = append(t.models, m)

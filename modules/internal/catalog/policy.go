@@ -21,8 +21,8 @@ type Policy struct {
 	RetryReset bool
 
 	// RetryShare and RetryFloor bound the retries of all calls together: in
-	// any 10 s at most RetryFloor, and RetryShare of the attempts, a number
-	// from 0 to 1.
+	// any 10 s RetryFloor of them are always allowed, and beyond that as
+	// many as are RetryShare of the attempts, a number from 0 to 1.
 	RetryShare float64
 	RetryFloor int
 

@@ -33,32 +33,32 @@ func Splice(dst [][]byte, body []byte, edits []Edit) [][]byte {
 	return dst
 }
 
-// AskUsage looks at whether the body has the engine report the usage of a
-// stream. asked reports that it does. Else e, if ok, is the edit that makes
-// it so. There is none for a body that does not ask for a stream, since
-// engines refuse it, nor for one whose stream_options are unusual: what the
-// client then gets is what the engine makes of them.
-func (d *Doc) AskUsage() (e Edit, ok, asked bool) {
+// AskUsage returns the edit that has the engine report the usage of a stream,
+// if the body does not ask for that itself. There is none for a body that does
+// not ask for a stream, since engines refuse it, nor for one whose
+// stream_options are unusual: what the client then gets is what the engine
+// makes of them.
+func (d *Doc) AskUsage() (e Edit, ok bool) {
 	if stream, _ := d.Bool(d.fields[FieldStream]); !stream || d.counts[FieldStream] != 1 || d.counts[FieldStreamOptions] > 1 {
-		return Edit{}, false, false
+		return Edit{}, false
 	}
 	options := d.fields[FieldStreamOptions]
 	switch d.Kind(options) {
 	case Absent:
 		end := d.object.End - 1 // behind stream
-		return Edit{Span{end, end}, []byte(`,"stream_options":{"include_usage":true}`)}, true, false
+		return Edit{Span{end, end}, []byte(`,"stream_options":{"include_usage":true}`)}, true
 	case Null:
 		if string(d.Raw(options)) != "null" {
-			return Edit{}, false, false
+			return Edit{}, false
 		}
-		return Edit{options, []byte(`{"include_usage":true}`)}, true, false
+		return Edit{options, []byte(`{"include_usage":true}`)}, true
 	case Object:
 		return d.askUsageIn(options)
 	}
-	return Edit{}, false, false
+	return Edit{}, false
 }
 
-func (d *Doc) askUsageIn(options Span) (e Edit, ok, asked bool) {
+func (d *Doc) askUsageIn(options Span) (e Edit, ok bool) {
 	var include Span
 	members, includes := 0, 0
 	m := d.Members(options)
@@ -77,18 +77,18 @@ func (d *Doc) askUsageIn(options Span) (e Edit, ok, asked bool) {
 	}
 	switch value := string(d.Raw(include)); {
 	case !m.closed || m.i != options.End:
-		return Edit{}, false, false
+		return Edit{}, false
 	case value == "true":
-		return Edit{}, false, true
+		return Edit{}, false
 	case includes > 1 || includes == 1 && value != "false" && value != "null":
-		return Edit{}, false, false
+		return Edit{}, false
 	case value != "":
-		return Edit{include, []byte("true")}, true, false
+		return Edit{include, []byte("true")}, true
 	}
 	first := options.Start + 1
 	with := `"include_usage":true`
 	if members > 0 {
 		with += ","
 	}
-	return Edit{Span{first, first}, []byte(with)}, true, false
+	return Edit{Span{first, first}, []byte(with)}, true
 }

@@ -27,50 +27,49 @@ func TestS4AskUsage(t *testing.T) {
 	const same = "same"
 	tests := []struct {
 		name, body, want string
-		asked            bool
 	}{
-		{"no options", `{"stream":true}`, `{"stream":true,"stream_options":{"include_usage":true}}`, false},
-		{"white space", " {\n \"stream\" : true\n}\n", " {\n \"stream\" : true\n,\"stream_options\":{\"include_usage\":true}}\n", false},
-		{"byte order mark", "\xef\xbb\xbf{\"stream\":true}", "\xef\xbb\xbf{\"stream\":true,\"stream_options\":{\"include_usage\":true}}", false},
-		{"null options", `{"stream_options":null,"stream":true}`, `{"stream_options":{"include_usage":true},"stream":true}`, false},
-		{"empty options", `{"stream":true,"stream_options":{ }}`, `{"stream":true,"stream_options":{"include_usage":true }}`, false},
-		{"other option", `{"stream":true,"stream_options":{"a":1}}`, `{"stream":true,"stream_options":{"include_usage":true,"a":1}}`, false},
-		{"false", `{"stream":true,"stream_options":{"a":1,"include_usage": false}}`, `{"stream":true,"stream_options":{"a":1,"include_usage": true}}`, false},
-		{"null", `{"stream":true,"stream_options":{"include_usage":null}}`, `{"stream":true,"stream_options":{"include_usage":true}}`, false},
-		{"escaped key", `{"stream":true,"stream_options":{"include\u005fusage":false}}`, `{"stream":true,"stream_options":{"include\u005fusage":true}}`, false},
-		{"no usage in every chunk", `{"stream":true,"stream_options":{"continuous_usage_stats":false}}`, `{"stream":true,"stream_options":{"include_usage":true,"continuous_usage_stats":false}}`, false},
-		{"asked", `{"stream":true,"stream_options":{"include_usage":true}}`, same, true},
-		{"asked twice", `{"stream":true,"stream_options":{"include_usage":false,"include_usage":true}}`, same, true},
-		{"twice", `{"stream":true,"stream_options":{"include_usage":true,"include_usage":false}}`, same, false},
-		{"usage in every chunk", `{"stream":true,"stream_options":{"continuous_usage_stats":true}}`, same, false},
-		{"no stream", `{"a":1}`, same, false},
-		{"empty", `{}`, same, false},
-		{"stream false", `{"stream":false}`, same, false},
-		{"stream false but asked", `{"stream":false,"stream_options":{"include_usage":true}}`, same, false},
-		{"stream null", `{"stream":null}`, same, false},
-		{"stream a string", `{"stream":"true"}`, same, false},
-		{"stream 1", `{"stream":1}`, same, false},
-		{"stream twice", `{"stream":false,"stream":true}`, same, false},
-		{"options twice", `{"stream":true,"stream_options":{},"stream_options":{}}`, same, false},
-		{"options a string", `{"stream":true,"stream_options":"x"}`, same, false},
-		{"options an array", `{"stream":true,"stream_options":[]}`, same, false},
-		{"options true", `{"stream":true,"stream_options":true}`, same, false},
-		{"options nul", `{"stream":true,"stream_options":nul}`, same, false},
-		{"usage a string", `{"stream":true,"stream_options":{"include_usage":"false"}}`, same, false},
-		{"usage 0", `{"stream":true,"stream_options":{"include_usage":0}}`, same, false},
-		{"malformed options", `{"stream":true,"stream_options":{"include_usage" 1}}`, same, false},
-		{"cut options", `{"stream":true,"stream_options":{"include_usage":false]}`, same, false},
+		{"no options", `{"stream":true}`, `{"stream":true,"stream_options":{"include_usage":true}}`},
+		{"white space", " {\n \"stream\" : true\n}\n", " {\n \"stream\" : true\n,\"stream_options\":{\"include_usage\":true}}\n"},
+		{"byte order mark", "\xef\xbb\xbf{\"stream\":true}", "\xef\xbb\xbf{\"stream\":true,\"stream_options\":{\"include_usage\":true}}"},
+		{"null options", `{"stream_options":null,"stream":true}`, `{"stream_options":{"include_usage":true},"stream":true}`},
+		{"empty options", `{"stream":true,"stream_options":{ }}`, `{"stream":true,"stream_options":{"include_usage":true }}`},
+		{"other option", `{"stream":true,"stream_options":{"a":1}}`, `{"stream":true,"stream_options":{"include_usage":true,"a":1}}`},
+		{"false", `{"stream":true,"stream_options":{"a":1,"include_usage": false}}`, `{"stream":true,"stream_options":{"a":1,"include_usage": true}}`},
+		{"null", `{"stream":true,"stream_options":{"include_usage":null}}`, `{"stream":true,"stream_options":{"include_usage":true}}`},
+		{"escaped key", `{"stream":true,"stream_options":{"include\u005fusage":false}}`, `{"stream":true,"stream_options":{"include\u005fusage":true}}`},
+		{"no usage in every chunk", `{"stream":true,"stream_options":{"continuous_usage_stats":false}}`, `{"stream":true,"stream_options":{"include_usage":true,"continuous_usage_stats":false}}`},
+		{"asked", `{"stream":true,"stream_options":{"include_usage":true}}`, same},
+		{"asked twice", `{"stream":true,"stream_options":{"include_usage":false,"include_usage":true}}`, same},
+		{"twice", `{"stream":true,"stream_options":{"include_usage":true,"include_usage":false}}`, same},
+		{"usage in every chunk", `{"stream":true,"stream_options":{"continuous_usage_stats":true}}`, same},
+		{"no stream", `{"a":1}`, same},
+		{"empty", `{}`, same},
+		{"stream false", `{"stream":false}`, same},
+		{"stream false but asked", `{"stream":false,"stream_options":{"include_usage":true}}`, same},
+		{"stream null", `{"stream":null}`, same},
+		{"stream a string", `{"stream":"true"}`, same},
+		{"stream 1", `{"stream":1}`, same},
+		{"stream twice", `{"stream":false,"stream":true}`, same},
+		{"options twice", `{"stream":true,"stream_options":{},"stream_options":{}}`, same},
+		{"options a string", `{"stream":true,"stream_options":"x"}`, same},
+		{"options an array", `{"stream":true,"stream_options":[]}`, same},
+		{"options true", `{"stream":true,"stream_options":true}`, same},
+		{"options nul", `{"stream":true,"stream_options":nul}`, same},
+		{"usage a string", `{"stream":true,"stream_options":{"include_usage":"false"}}`, same},
+		{"usage 0", `{"stream":true,"stream_options":{"include_usage":0}}`, same},
+		{"malformed options", `{"stream":true,"stream_options":{"include_usage" 1}}`, same},
+		{"cut options", `{"stream":true,"stream_options":{"include_usage":false]}`, same},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			d := scan(t, tt.body)
-			e, ok, asked := d.AskUsage()
+			e, ok := d.AskUsage()
 			got := same
 			if ok {
 				got = apply(d, e)
 			}
-			if got != tt.want || asked != tt.asked {
-				t.Errorf("%s, asked %v; want %s, %v", got, asked, tt.want, tt.asked)
+			if got != tt.want {
+				t.Errorf("%s, want %s", got, tt.want)
 			}
 			if plain := bytes.TrimPrefix([]byte(got), byteOrderMark); ok && !json.Valid(plain) {
 				t.Errorf("%s is not valid", plain)

@@ -72,7 +72,7 @@ func checkSpans(t *testing.T, d *Doc) {
 			check(s.Value)
 		}
 	}
-	if e, ok, _ := d.AskUsage(); ok && json.Valid(bytes.TrimPrefix(d.body, byteOrderMark)) {
+	if e, ok := d.AskUsage(); ok && json.Valid(bytes.TrimPrefix(d.body, byteOrderMark)) {
 		if edited := bytes.Join(Splice(nil, d.body, []Edit{e}), nil); !json.Valid(bytes.TrimPrefix(edited, byteOrderMark)) {
 			t.Fatalf("asks for usage with %q", edited)
 		}

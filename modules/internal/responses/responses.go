@@ -43,7 +43,6 @@ type shard struct {
 type entry struct {
 	Place
 	until time.Time
-	slot  int
 }
 
 // NewStore returns an empty store.
@@ -63,16 +62,13 @@ func (s *Store) Bind(id string, p Place) {
 		sh.known = make(map[string]entry)
 	}
 	e := entry{Place: p, until: s.now().Add(TTL)}
-	if old, ok := sh.known[id]; ok {
-		e.slot = old.slot
+	if _, ok := sh.known[id]; ok {
 		sh.known[id] = e
 		return
 	}
 	if len(sh.order) < perShard {
-		e.slot = len(sh.order)
 		sh.order = append(sh.order, id)
 	} else {
-		e.slot = sh.next
 		delete(sh.known, sh.order[sh.next])
 		sh.order[sh.next] = id
 		sh.next = (sh.next + 1) % perShard

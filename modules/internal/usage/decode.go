@@ -133,7 +133,7 @@ type deflate struct {
 
 // Reset implements [decoder].
 func (d *deflate) Reset(from io.Reader) (err error) {
-	d.in = bufio.NewReader(from)
+	d.in, d.out = bufio.NewReader(from), nil // which held on to another body
 	head, err := d.in.Peek(2)
 	if err != nil {
 		return err

@@ -110,9 +110,10 @@ func (r *Reader) close() {
 	r.event.reset()
 }
 
-func (r *Reader) plain() bool {
-	return r.Encoding == "" || strings.EqualFold(r.Encoding, "identity")
-}
+func (r *Reader) plain() bool { return Plain(r.Encoding) }
+
+// Plain reports whether a Content-Encoding stands for none at all.
+func Plain(encoding string) bool { return encoding == "" || strings.EqualFold(encoding, "identity") }
 
 // Tokens returns what the engine counted.
 func (r *Reader) Tokens() Tokens { return r.tokens }
