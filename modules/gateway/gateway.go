@@ -144,7 +144,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	returned := false
 	// Runs also when the answer is broken off by a panic, as reverse_proxy
 	// does when the upstream dies or the client leaves in the middle.
-	defer func() { m.End(outcome(rec.status, c.Answer(), returned), time.Since(c.Started())) }()
+	defer func() { m.End(outcome(rec, c.Answer(), returned), time.Since(c.Started())) }()
 
 	c.AllowRoute(h.mayDebug(r))
 	err := next.ServeHTTP(rec, r)
@@ -224,6 +224,10 @@ func unreadable(err error) *refusal.Refusal {
 // answerFor answers a request that the next handler gave up, in the shape of
 // the caller's API, or breaks the answer off if it has begun.
 func (h *Handler) answerFor(rec *recorder, r *http.Request, c *call.Call, err error) error {
+	if ref, ok := errors.AsType[*refusal.Refusal](err); ok && rec.status == 0 {
+		rec.refused = true
+		return ref.Write(rec, r.URL.Path)
+	}
 	status := http.StatusInternalServerError
 	he, ok := errors.AsType[caddyhttp.HandlerError](err)
 	if ok {
@@ -245,7 +249,8 @@ func (h *Handler) answerFor(rec *recorder, r *http.Request, c *call.Call, err er
 // A recorder notes the status of an answer.
 type recorder struct {
 	caddyhttp.ResponseWriterWrapper
-	status int // 0 until the answer begins
+	status  int  // 0 until the answer begins
+	refused bool // it is the gateway's own
 }
 
 // WriteHeader implements [http.ResponseWriter].
@@ -277,8 +282,10 @@ const statusClientClosed = 499
 
 // outcome judges how a request that was handed on ended. If its handler did
 // not return the answer was broken off: by the upstream, or else by the client.
-func outcome(status int, a *call.Answer, returned bool) metrics.Status {
-	switch {
+func outcome(rec *recorder, a *call.Answer, returned bool) metrics.Status {
+	switch status := rec.status; {
+	case rec.refused:
+		return metrics.StatusError
 	case !returned && !a.Broken, status == statusClientClosed:
 		return metrics.StatusClientClosed
 	case !returned, status == 0, status >= http.StatusInternalServerError:

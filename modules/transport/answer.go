@@ -49,6 +49,7 @@ func (a *attempt) answer(res *http.Response) (*http.Response, error) {
 	case err != nil: // the answer broke off
 		return a.giveHeld(err)
 	case elsewhere:
+		a.watchdog.stop() // it may be a while until it is wanted
 		a.call.Hold(res)
 		return nil, reverseproxy.NewDialError(fmt.Errorf("%s answered %s", a.endpoint.Target(), res.Status))
 	}
@@ -69,11 +70,7 @@ func retryAfter(h http.Header) time.Duration {
 // dress puts the gateway's own headers on an answer, and a body that watches.
 func (a *attempt) dress(res *http.Response) (*http.Response, error) {
 	c, h := a.call, res.Header
-	for field := range h {
-		if strings.HasPrefix(field, ownPrefix) || field == requestIDHeader {
-			delete(h, field) // not the upstream's to set
-		}
-	}
+	dropOwn(h)
 	if route := c.Route(); route != "" {
 		h[routeHeader] = a.value(route)
 	}
@@ -103,6 +100,15 @@ func (a *attempt) dress(res *http.Response) (*http.Response, error) {
 	}
 	a.announce(res, b)
 	return res, nil
+}
+
+// dropOwn drops from an upstream's header what is not its to set.
+func dropOwn(h http.Header) {
+	for field := range h {
+		if strings.HasPrefix(field, ownPrefix) || field == requestIDHeader {
+			delete(h, field)
+		}
+	}
 }
 
 // keepAlive returns for how long the endpoint says that it keeps an idle
@@ -202,7 +208,7 @@ func (a *attempt) tellPlain(res *http.Response) {
 	if rate := a.hitRate.value(true); rate != "" {
 		h[hitRateHeader] = a.value(rate)
 	}
-	if length := int64(len(a.whole.unread)); res.ContentLength != length {
+	if length := int64(len(a.whole.unread)); res.ContentLength != length && len(res.Trailer) == 0 {
 		res.ContentLength = length
 		h["Content-Length"] = a.value(strconv.FormatInt(length, 10))
 	}
@@ -247,7 +253,7 @@ func (g *gatheredBody) Close() error {
 // announce promises what is only known at the end of a stream as trailers, to
 // a client that takes them.
 func (a *attempt) announce(res *http.Response, b *watchedBody) {
-	if !b.stream || !a.call.TakesTrailers() {
+	if !b.stream || res.ContentLength >= 0 || !a.call.TakesTrailers() {
 		return
 	}
 	b.tells = true

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptrace"
+	"net/textproto"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -21,6 +22,7 @@ import (
 
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/call"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/catalog"
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/refusal"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/usage"
 	"github.com/flexinfer/caddy-flexinfer/modules/routing"
 )
@@ -31,6 +33,7 @@ type attempt struct {
 	call     *call.Call
 	model    *catalog.Model
 	endpoint *routing.Endpoint
+	rt       *http.Transport
 	lease    *routing.Lease
 	began    time.Time
 	idle     time.Duration // for how long the endpoint keeps the connection; 0 if it does not say
@@ -58,17 +61,22 @@ type attempt struct {
 }
 
 // begin makes req that of an attempt.
-func (t *Transport) begin(c *call.Call, lease *routing.Lease, req *http.Request) (*attempt, *http.Request) {
-	a := &attempt{t: t, call: c, model: c.Model(), endpoint: lease.Endpoint(), lease: lease, began: time.Now(), client: req.Context()}
+func (t *Transport) begin(c *call.Call, lease *routing.Lease, rt *http.Transport, req *http.Request) (*attempt, *http.Request) {
+	a := &attempt{t: t, rt: rt, call: c, model: c.Model(), endpoint: lease.Endpoint(), lease: lease, began: time.Now(), client: req.Context()}
 	a.ctx = a.client
 	c.Dial()
-	if c.Stream() || c.Body() == 0 { // what has no body may ask for a stream in its path
-		a.ctx, a.cancel = context.WithCancelCause(a.client)
-	}
 	if c.Stream() {
+		a.ctx, a.cancel = context.WithCancelCause(a.client)
 		a.watchdog.start(a, a.model.Policy.FirstByte)
 	}
 	a.trace = httptrace.ClientTrace{GotConn: a.gotConn, WroteRequest: a.wroteRequest, GotFirstResponseByte: a.gotFirstByte}
+	if proxy := httptrace.ContextClientTrace(a.ctx); proxy != nil && proxy.Got1xxResponse != nil {
+		pass := proxy.Got1xxResponse
+		proxy.Got1xxResponse = func(status int, h textproto.MIMEHeader) error {
+			dropOwn(http.Header(h))
+			return pass(status, h)
+		}
+	}
 	return a, req.WithContext(httptrace.WithClientTrace(a.ctx, &a.trace))
 }
 
@@ -146,6 +154,18 @@ func connectionLost(err error) bool {
 		strings.Contains(err.Error(), "server closed idle connection")
 }
 
+// badRequest reports whether it is for the request's own bytes that net/http
+// did not send it, which is the client's doing and no endpoint's.
+func badRequest(err error) bool {
+	text := err.Error()
+	for _, prefix := range []string{"net/http: invalid ", "http: invalid ", "http2: invalid "} {
+		if strings.HasPrefix(text, prefix) {
+			return true
+		}
+	}
+	return false
+}
+
 // reason names a failure as metrics do.
 func reason(err error) string {
 	var ne net.Error
@@ -180,12 +200,18 @@ func (a *attempt) failed(err error) (*http.Response, error) {
 	case errors.Is(late, errNoFirstByte):
 		health.Failed(&a.model.Policy.Health, false, a.mayEject)
 		err = errNoFirstByte
+	case badRequest(err):
+		c.GiveUp()
+		return nil, refusal.BadRequest("invalid_request", "the request cannot be passed on: "+err.Error())
 	case unreachable, a.conn.Load() == nil:
 		health.Failed(&a.model.Policy.Health, true, nil)
 		again = c.Failed(call.Unreached, reason(err))
 	case refusedStream(err):
 		again = c.Failed(call.Unreached, reason(err))
 	case a.stale(err):
+		if c.Attempts() > 1 {
+			a.rt.CloseIdleConnections() // others may have been closed as well
+		}
 		again = c.Failed(call.Stale, reason(err))
 	default:
 		health.Failed(&a.model.Policy.Health, false, a.mayEject)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"maps"
+	"math"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -125,7 +126,7 @@ func rateOf(families map[string]*dto.MetricFamily) (rate float64, ok bool) {
 	for _, name := range []string{"vllm:gpu_prefix_cache_hit_rate", "vllm:prefix_cache_hit_rate"} {
 		if f := families[name]; f != nil && len(f.GetMetric()) > 0 {
 			rate = valueOf(f.GetMetric()[0])
-			return rate, rate >= 0 && rate <= 1
+			return math.Abs(rate), rate >= 0 && rate <= 1 // and no -0
 		}
 	}
 	var hits, queries float64
@@ -143,10 +144,8 @@ func rateOf(families map[string]*dto.MetricFamily) (rate float64, ok bool) {
 			*sum += valueOf(m)
 		}
 	}
-	if queries <= 0 || hits < 0 || hits > queries {
-		return 0, false
-	}
-	return hits / queries, true
+	rate = hits / queries
+	return math.Abs(rate), rate >= 0 && rate <= 1
 }
 
 func valueOf(m *dto.Metric) float64 {
@@ -155,6 +154,9 @@ func valueOf(m *dto.Metric) float64 {
 		return m.Gauge.GetValue()
 	case m.Counter != nil:
 		return m.Counter.GetValue()
+	}
+	if m.Untyped == nil {
+		return math.NaN()
 	}
 	return m.Untyped.GetValue()
 }

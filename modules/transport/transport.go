@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"golang.org/x/net/http/httpguts"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
@@ -50,7 +51,8 @@ type Transport struct {
 	reverseproxy.HTTPTransport
 
 	plain, secure, h2c *http.Transport
-	keepHost           bool // the operator sets Host
+	upgrade            *http.Transport // https over HTTP/1.1
+	keepHost           bool            // the operator sets Host
 	app                *app.App
 	logger             *zap.Logger
 	logged             atomic.Int64 // when the last failure was, in ns
@@ -103,6 +105,9 @@ func (t *Transport) Provision(ctx caddy.Context) error {
 	if t.h2c, err = t.make(ctx, "h2c"); err != nil {
 		return err
 	}
+	if t.upgrade, err = t.make(ctx, "https", "1.1"); err != nil {
+		return err
+	}
 	t.Transport = t.plain
 	switch {
 	case t.TLS != nil:
@@ -140,8 +145,9 @@ func setsHost(ops *headers.HeaderOps) bool {
 	return false
 }
 
-// make builds the transport for one scheme out of the options.
-func (t *Transport) make(ctx caddy.Context, scheme string) (*http.Transport, error) {
+// make builds the transport for one scheme out of the options, for these
+// versions of HTTP if any are named.
+func (t *Transport) make(ctx caddy.Context, scheme string, versions ...string) (*http.Transport, error) {
 	o := t.HTTPTransport
 	idle := idlePlain
 	switch scheme {
@@ -158,6 +164,9 @@ func (t *Transport) make(ctx caddy.Context, scheme string) (*http.Transport, err
 	case "h2c":
 		idle = idleSecure
 		o.TLS, o.Versions = nil, []string{"h2c"}
+	}
+	if len(versions) > 0 {
+		o.Versions = versions
 	}
 	keepAlive := reverseproxy.KeepAlive{}
 	if o.KeepAlive != nil {
@@ -213,7 +222,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		return t.HTTPTransport.RoundTrip(req)
 	}
 	rt := t.direct(req, c, lease.Endpoint())
-	a, req := t.begin(c, lease, req)
+	a, req := t.begin(c, lease, rt, req)
 	if c.Completion() && c.WantsHitRate() {
 		a.hitRate = t.hitRates.ask(rt, a.endpoint)
 	}
@@ -237,6 +246,9 @@ func (t *Transport) direct(req *http.Request, c *call.Call, e *routing.Endpoint)
 	switch e.Scheme {
 	case "https":
 		req.URL.Scheme, rt = "https", t.secure
+		if len(req.Header["Upgrade"]) > 0 { // which HTTP/2 has not
+			rt = t.upgrade
+		}
 		if !t.keepHost {
 			req.Host = strings.TrimSuffix(e.Address, ":443")
 		}
@@ -253,6 +265,11 @@ func (t *Transport) direct(req *http.Request, c *call.Call, e *routing.Endpoint)
 		h = maps.Clone(h)
 		maps.Copy(h, e.Header)
 		req.Header = h
+	}
+	for field := range req.Trailer {
+		if !httpguts.ValidTrailerHeader(field) || !httpguts.ValidHeaderFieldName(field) {
+			delete(req.Trailer, field)
+		}
 	}
 	delete(h, workloadHeader) // FlexInfer's own business
 	h[requestIDHeader] = []string{c.AttemptID()}
@@ -274,7 +291,7 @@ func rewriteBase(u *url.URL, base string) {
 
 // Cleanup closes idle connections.
 func (t *Transport) Cleanup() error {
-	for _, rt := range []*http.Transport{t.plain, t.secure, t.h2c} {
+	for _, rt := range []*http.Transport{t.plain, t.secure, t.h2c, t.upgrade} {
 		if rt != nil {
 			rt.CloseIdleConnections()
 		}

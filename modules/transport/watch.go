@@ -54,7 +54,8 @@ func (a *attempt) watch(res *http.Response) *watchedBody {
 	if b.ReadCloser == http.NoBody || res.StatusCode == http.StatusPartialContent {
 		return b
 	}
-	if b.stream && !c.Stream() && a.cancel != nil {
+	if b.stream && a.cancel == nil { // nobody said that it would be one
+		a.cancel = func(error) { _ = b.ReadCloser.Close() }
 		a.watchdog.start(a, a.model.Policy.FirstByte)
 	}
 	if res.StatusCode >= http.StatusOK && res.StatusCode < http.StatusMultipleChoices {
@@ -143,8 +144,8 @@ func (b *watchedBody) begin() {
 	ans.TTFT = time.Since(a.call.Started())
 	if b.stream {
 		a.model.Metrics.FirstToken(ans.TTFT)
-		a.watchdog.flow()
 	}
+	a.watchdog.flow()
 	if a.fine && !a.endpoint.Health().Healthy() {
 		a.endpoint.Health().Succeeded() // its end may be far
 	}

@@ -75,3 +75,9 @@ func Send[T any](tb testing.TB, ch chan<- T, v T, what string) {
 		tb.Fatalf("not within %s: %s", Patience, what)
 	}
 }
+
+// Listening waits until something listens at an address.
+func Listening(tb testing.TB, addr string) {
+	tb.Helper()
+	Eventually(tb, Patience, "something listens at "+addr, func() bool { return listens(addr) })
+}
