@@ -199,8 +199,12 @@ func refuseUnread(w http.ResponseWriter, r *http.Request, ref *refusal.Refusal) 
 	if err := ref.Write(w, r.URL.Path); err != nil {
 		return err
 	}
-	if err := rc.Flush(); err != nil || r.Header.Get("Expect") != "" {
+	if err := rc.Flush(); err != nil {
 		return nil //nolint:nilerr // it is answered
+	}
+	if r.Header.Get("Expect") != "" { // the body that nobody asked for may never come
+		_ = rc.SetReadDeadline(time.Unix(1, 0))
+		return nil
 	}
 	late := time.AfterFunc(lingerTime, func() { _ = rc.SetReadDeadline(time.Unix(1, 0)) })
 	defer late.Stop()

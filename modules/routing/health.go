@@ -25,7 +25,9 @@ const (
 func Pick(strategy Strategy, req *Request, s *Snapshot) Decision {
 	d := strategy.Pick(req, s)
 	for level := s.tolerated + 1; d.Lease == nil && level <= Ejected && s.Len() > 0; level++ {
-		d = strategy.Pick(req, s.Tolerating(level))
+		t := s.Tolerating(level)
+		t.sameTurn = true
+		d = strategy.Pick(req, t)
 	}
 	return d
 }

@@ -21,6 +21,7 @@ type Snapshot struct {
 	pool      *pool
 	turn      *atomic.Uint64
 	dry       bool
+	sameTurn  bool // the pick has taken its turn
 
 	health    []*health.State
 	troubled  *atomic.Int64 // endpoints that are not fit, here or elsewhere
@@ -203,8 +204,11 @@ func (s *Snapshot) picked(e *Endpoint) {
 // Turn returns the next number of a count that all picks of the model share,
 // starting at 0. It goes on through changes of endpoints.
 func (s *Snapshot) Turn() uint64 {
-	if s.dry {
+	switch {
+	case s.dry:
 		return s.turn.Load()
+	case s.sameTurn:
+		return s.turn.Load() - 1
 	}
 	return s.turn.Add(1) - 1
 }

@@ -33,7 +33,6 @@ type attempt struct {
 	call     *call.Call
 	model    *catalog.Model
 	endpoint *routing.Endpoint
-	rt       *http.Transport
 	lease    *routing.Lease
 	began    time.Time
 	idle     time.Duration // for how long the endpoint keeps the connection; 0 if it does not say
@@ -61,8 +60,8 @@ type attempt struct {
 }
 
 // begin makes req that of an attempt.
-func (t *Transport) begin(c *call.Call, lease *routing.Lease, rt *http.Transport, req *http.Request) (*attempt, *http.Request) {
-	a := &attempt{t: t, rt: rt, call: c, model: c.Model(), endpoint: lease.Endpoint(), lease: lease, began: time.Now(), client: req.Context()}
+func (t *Transport) begin(c *call.Call, lease *routing.Lease, req *http.Request) (*attempt, *http.Request) {
+	a := &attempt{t: t, call: c, model: c.Model(), endpoint: lease.Endpoint(), lease: lease, began: time.Now(), client: req.Context()}
 	a.ctx = a.client
 	c.Dial()
 	if c.Stream() {
@@ -124,6 +123,14 @@ func (a *attempt) stale(err error) bool {
 	}
 	wrote := a.wrote.Load()
 	return wrote == 0 || a.lost()-time.Duration(wrote) < raceWindow
+}
+
+// staleness tells whether the request of a stale attempt got out.
+func (a *attempt) staleness() call.Failure {
+	if a.wrote.Load() == 0 {
+		return call.Unsent
+	}
+	return call.Stale
 }
 
 // lost returns how long after the attempt began its connection broke.
@@ -208,11 +215,8 @@ func (a *attempt) failed(err error) (*http.Response, error) {
 		again = c.Failed(call.Unreached, reason(err))
 	case refusedStream(err):
 		again = c.Failed(call.Unreached, reason(err))
-	case a.stale(err):
-		if c.Attempts() > 1 {
-			a.rt.CloseIdleConnections() // others may have been closed as well
-		}
-		again = c.Failed(call.Stale, reason(err))
+	case a.stale(err) && c.Failed(a.staleness(), reason(err)):
+		again = true
 	default:
 		health.Failed(&a.model.Policy.Health, false, a.mayEject)
 		begun = true

@@ -52,6 +52,7 @@ type Transport struct {
 
 	plain, secure, h2c *http.Transport
 	upgrade            *http.Transport // https over HTTP/1.1
+	fresh              *http.Transport // http without kept connections
 	keepHost           bool            // the operator sets Host
 	app                *app.App
 	logger             *zap.Logger
@@ -108,6 +109,8 @@ func (t *Transport) Provision(ctx caddy.Context) error {
 	if t.upgrade, err = t.make(ctx, "https", "1.1"); err != nil {
 		return err
 	}
+	t.fresh = t.plain.Clone()
+	t.fresh.DisableKeepAlives = true
 	t.Transport = t.plain
 	switch {
 	case t.TLS != nil:
@@ -222,7 +225,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		return t.HTTPTransport.RoundTrip(req)
 	}
 	rt := t.direct(req, c, lease.Endpoint())
-	a, req := t.begin(c, lease, rt, req)
+	a, req := t.begin(c, lease, req)
 	if c.Completion() && c.WantsHitRate() {
 		a.hitRate = t.hitRates.ask(rt, a.endpoint)
 	}
@@ -242,6 +245,9 @@ func (t *Transport) direct(req *http.Request, c *call.Call, e *routing.Endpoint)
 		req.URL, req.Header = &u, maps.Clone(req.Header)
 	}
 	rt := t.plain
+	if c.WantsFresh() {
+		rt = t.fresh
+	}
 	req.URL.Scheme = "http"
 	switch e.Scheme {
 	case "https":

@@ -109,6 +109,7 @@ type Call struct {
 	attempts     int
 	retried      string // why the next attempt is one more
 	gaveUp       bool
+	stale, fresh bool            // see Stale and WantsFresh
 	held         *http.Response  // see Hold
 	admitted     time.Time       // when it was found fit to be passed on
 	dialled      time.Time       // when the first attempt began

@@ -13,8 +13,13 @@ const (
 	// even if it is with the same.
 	Unreached Failure = iota
 
-	// Stale: a kept connection had been closed. That happens to engines
-	// that are well, so that the budget does not count it.
+	// Unsent: a kept connection had been closed, and the request did not
+	// get out. That happens to engines that are well, so that the budget
+	// does not count it.
+	Unsent
+
+	// Stale: the same, but the request got out. As that may also be an
+	// engine that died of it at once, it is repeated once only.
 	Stale
 
 	// Declined: the endpoint has answered that it will not, or may have
@@ -37,6 +42,8 @@ func (c *Call) Failed(f Failure, reason string) (again bool) {
 		c.gaveUp = true
 		return false
 	}
+	c.stale = c.stale || f == Stale
+	c.fresh = f == Stale || f == Unsent
 	c.endAttempt()
 	c.retried = reason
 	return true
@@ -44,10 +51,13 @@ func (c *Call) Failed(f Failure, reason string) (again bool) {
 
 func (c *Call) mayRetry(f Failure) bool {
 	p := c.model.Policy
-	if c.gaveUp || c.attempts > p.Retries || f == Declined && !c.untried() {
+	switch {
+	case c.gaveUp, c.attempts > p.Retries, f == Declined && !c.untried(), f == Stale && c.stale:
 		return false
+	case f == Stale, f == Unsent:
+		return true
 	}
-	return f == Stale || c.model.Budget.Retry(p.RetryShare, p.RetryFloor)
+	return c.model.Budget.Retry(p.RetryShare, p.RetryFloor)
 }
 
 // untried reports whether there is an endpoint that no attempt went to.
@@ -60,6 +70,10 @@ func (c *Call) untried() bool {
 	}
 	return snap.HasService() && !slices.Contains(c.request.Tried, snap.Service().ID)
 }
+
+// WantsFresh reports whether the attempt is to have a connection of its own,
+// since others that are kept may have been closed as well.
+func (c *Call) WantsFresh() bool { return c.fresh }
 
 // GaveUp reports whether no attempt follows.
 func (c *Call) GaveUp() bool { return c.gaveUp }
