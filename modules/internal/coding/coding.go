@@ -1,8 +1,9 @@
-// Package coding decodes the content codings of request bodies.
+// Package coding decodes the content codings of bodies.
 //
 // A request says how its body is encoded in Content-Encoding, once or several
 // times over. [NewReader] undoes it as the body is read, in bounded memory
-// and work whatever the body holds.
+// and work whatever the body holds. [NewLenientReader] is for looking into an
+// answer that goes to the client as it is.
 package coding
 
 import (

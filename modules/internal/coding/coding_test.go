@@ -238,6 +238,55 @@ func TestReadErrors(t *testing.T) {
 	}
 }
 
+// S1: an answer is looked into as far as it can be decoded, in what some
+// servers call deflate too.
+func TestLenient(t *testing.T) {
+	plain := chat(20 << 10)
+	var bare bytes.Buffer
+	w, _ := flate.NewWriter(&bare, 5)
+	_, _ = w.Write(plain)
+	_ = w.Close()
+	type test struct {
+		name, encoding string
+		raw            []byte
+	}
+	tests := []test{
+		{"bare deflate", "deflate", bare.Bytes()},
+		{"two members", "gzip", slices.Concat(encode(t, plain[:100], "gzip"), encode(t, plain[100:], "gzip"))},
+		{"other name", "\tX-GZip ", encode(t, plain, "gzip")},
+	}
+	for _, name := range single {
+		raw := encode(t, plain, name)
+		tests = append(tests, test{name, name, raw}, test{name + " and more", name, append(bytes.Clone(raw), "more"...)})
+	}
+	for _, tt := range tests {
+		for range 3 { // with fresh and with used decoders, in each other's places
+			r := NewLenientReader(tt.encoding, iotest.HalfReader(bytes.NewReader(tt.raw)))
+			if got, err := io.ReadAll(r); !bytes.Equal(got, plain) {
+				t.Errorf("%s: %d of %d bytes, %v", tt.name, len(got), len(plain), err)
+			}
+			r.Close()
+			r.Close()
+			if n, err := r.Read(make([]byte, 1)); n != 0 || !errors.Is(err, http.ErrBodyReadAfterClose) {
+				t.Errorf("%s: %d, %v once closed", tt.name, n, err)
+			}
+		}
+	}
+	for _, encoding := range []string{"", "identity", "compress", "gzip, gzip"} {
+		if NewLenientReader(encoding, nil) != nil {
+			t.Errorf("%q is decoded", encoding)
+		}
+	}
+	for _, name := range single { // what is cut gives what there was
+		raw := encode(t, plain, name)
+		r := NewLenientReader(name, bytes.NewReader(raw[:len(raw)/2]))
+		if got, err := io.ReadAll(r); err == nil || !bytes.HasPrefix(plain, got) {
+			t.Errorf("%s: %d bytes, %v of a half", name, len(got), err)
+		}
+		r.Close()
+	}
+}
+
 func TestLimit(t *testing.T) {
 	plain := chat(10 << 10)
 	for _, name := range append([]string{"identity"}, single...) {
@@ -285,7 +334,8 @@ func TestEncoded(t *testing.T) {
 }
 
 // FuzzReader feeds arbitrary bytes: nothing panics, hangs, or gives more than
-// the limit, and used decoders give what fresh ones do.
+// the limit, used decoders give what fresh ones do, and the lenient reader
+// gives whatever the strict one does.
 func FuzzReader(f *testing.F) {
 	for _, name := range single {
 		f.Add(name, encode(f, chat(300), name))
@@ -303,6 +353,13 @@ func FuzzReader(f *testing.F) {
 		again, _, err2 := decode(iotest.OneByteReader(bytes.NewReader(raw)), limit, encodings)
 		if (err == nil) != (err2 == nil) || err == nil && !bytes.Equal(plain, again) {
 			t.Fatalf("%d bytes, %v; then %d bytes, %v", len(plain), err, len(again), err2)
+		}
+		if r := NewLenientReader(encodings, bytes.NewReader(raw)); r != nil {
+			got := make([]byte, len(plain))
+			if n, lenientErr := io.ReadFull(r, got); !bytes.Equal(got, plain) {
+				t.Fatalf("leniently %d of %d bytes, %v", n, len(plain), lenientErr)
+			}
+			r.Close()
 		}
 		for _, name := range single {
 			if got, _, err := decode(bytes.NewReader(encode(t, raw, name)), 1<<20, name); err != nil || !bytes.Equal(got, raw) {

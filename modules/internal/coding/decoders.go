@@ -4,9 +4,11 @@ import (
 	"bufio"
 	"errors"
 	"io"
+	"maps"
 	"sync"
 
 	"github.com/andybalholm/brotli"
+	"github.com/klauspost/compress/flate"
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zlib"
 	"github.com/klauspost/compress/zstd"
@@ -41,16 +43,22 @@ func (p *pool) put(d decoder) {
 	}
 }
 
-// codings are the codings by their names in lower case.
-var codings = func() map[string]*pool {
+// codings are the codings by their names in lower case. lenient differs where
+// servers do what the standard does not allow.
+var codings, lenient = func() (map[string]*pool, map[string]*pool) {
 	gzips := &pool{make: func() decoder { return &gzipDecoder{in: bufio.NewReader(nil)} }}
-	return map[string]*pool{
+	strict := map[string]*pool{
 		"gzip":    gzips,
 		"x-gzip":  gzips,
 		"zstd":    {make: func() decoder { return new(zstdDecoder) }},
 		"br":      {make: func() decoder { return new(brotliDecoder) }},
 		"deflate": {make: func() decoder { return &zlibDecoder{in: bufio.NewReader(nil)} }},
 	}
+	lenient := maps.Clone(strict)
+	lenient["deflate"] = &pool{make: func() decoder {
+		return &deflateDecoder{zlibDecoder: zlibDecoder{in: bufio.NewReader(nil)}}
+	}}
+	return strict, lenient
 }()
 
 // errTrailing is the error of a body with more than what is encoded.
@@ -97,11 +105,15 @@ type zlibDecoder struct {
 	z  io.ReadCloser
 }
 
-func (d *zlibDecoder) reset(r io.Reader) (err error) {
+func (d *zlibDecoder) reset(r io.Reader) error {
 	d.in.Reset(r)
 	if r == nil {
 		return nil
 	}
+	return d.begin()
+}
+
+func (d *zlibDecoder) begin() (err error) {
 	if z, ok := d.z.(zlib.Resetter); ok {
 		return z.Reset(d.in, nil)
 	}
@@ -116,6 +128,41 @@ func (d *zlibDecoder) Read(p []byte) (n int, err error) {
 		}
 	}
 	return n, err
+}
+
+// deflateDecoder is a zlibDecoder that also decodes bare deflate, which some
+// servers send under this name.
+type deflateDecoder struct {
+	zlibDecoder
+	flate io.ReadCloser
+	bare  bool
+}
+
+func (d *deflateDecoder) reset(r io.Reader) error {
+	d.in.Reset(r)
+	if r == nil {
+		return nil
+	}
+	head, err := d.in.Peek(2)
+	if err != nil {
+		return err
+	}
+	d.bare = head[0]&0x0f != 8 || (int(head[0])<<8|int(head[1]))%31 != 0
+	if !d.bare {
+		return d.begin()
+	}
+	if z, ok := d.flate.(flate.Resetter); ok {
+		return z.Reset(d.in, nil)
+	}
+	d.flate = flate.NewReader(d.in)
+	return nil
+}
+
+func (d *deflateDecoder) Read(p []byte) (int, error) {
+	if d.bare {
+		return d.flate.Read(p)
+	}
+	return d.zlibDecoder.Read(p)
 }
 
 // zstdDecoder decodes on the reading goroutine. Larger windows than 8 MiB are
@@ -148,6 +195,7 @@ func (d *brotliDecoder) Read(p []byte) (int, error) { return d.z.Read(p) }
 var (
 	_ decoder = (*gzipDecoder)(nil)
 	_ decoder = (*zlibDecoder)(nil)
+	_ decoder = (*deflateDecoder)(nil)
 	_ decoder = (*zstdDecoder)(nil)
 	_ decoder = (*brotliDecoder)(nil)
 )

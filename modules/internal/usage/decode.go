@@ -1,26 +1,15 @@
 package usage
 
 import (
-	"bufio"
 	"io"
 	"iter"
-	"strings"
-	"sync"
 
-	"github.com/andybalholm/brotli"
-	"github.com/klauspost/compress/flate"
-	"github.com/klauspost/compress/gzip"
-	"github.com/klauspost/compress/zlib"
-	"github.com/klauspost/compress/zstd"
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/coding"
 )
 
+// A body may grow to maxGrowth times the bytes that came, and by maxGrown bytes
+// more: the client waits while what it is sent is decoded.
 const (
-	// maxWindow is the window, in bytes, that a decoder of the content coding
-	// zstd must have and need not exceed (RFC 9659).
-	maxWindow = 8 << 20
-
-	// A body may grow to maxGrowth times the bytes that came, and by maxGrown
-	// bytes more: the client waits while what it is sent is decoded.
 	maxGrowth = 256
 	maxGrown  = 16 << 20
 )
@@ -53,17 +42,13 @@ func (r *Reader) readEncoded(p []byte, last bool) {
 // decode reads the body that comes from s, up to its end or to where it is no
 // good.
 func (r *Reader) decode(s *source) {
-	pool := codings[strings.ToLower(strings.TrimSpace(r.Encoding))]
-	if pool == nil {
+	d := coding.NewLenientReader(r.Encoding, s)
+	if d == nil {
 		return
 	}
-	d := pool.Get().(decoder)
-	defer func() {
-		_ = d.Reset(new(source)) // let go of s
-		pool.Put(d)
-	}()
-	err := d.Reset(s)
+	defer d.Close()
 	buf := make([]byte, 4<<10)
+	var err error
 	for grown := 0; err == nil && grown <= maxGrown+maxGrowth*s.came; {
 		var n int
 		n, err = d.Read(buf)
@@ -81,13 +66,13 @@ type source struct {
 	came   int
 	last   bool
 	closed bool
-	rest   func(struct{}) bool // nil if no more will come
+	rest   func(struct{}) bool
 }
 
 // Read implements [io.Reader].
 func (s *source) Read(b []byte) (int, error) {
 	for len(s.p) == 0 {
-		if s.last || s.closed || s.rest == nil {
+		if s.last || s.closed {
 			return 0, io.EOF
 		}
 		s.closed = !s.rest(struct{}{})
@@ -97,62 +82,5 @@ func (s *source) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// A decoder can be used again.
-type decoder interface {
-	io.Reader
-	Reset(from io.Reader) error
-}
-
-var (
-	gzips    = sync.Pool{New: func() any { return new(gzip.Reader) }}
-	deflates = sync.Pool{New: func() any { return new(deflate) }}
-	brotlis  = sync.Pool{New: func() any { return brotli.NewReader(nil) }}
-	zstds    = sync.Pool{New: newZstd}
-
-	// codings are the content codings by their names.
-	codings = map[string]*sync.Pool{
-		"gzip": &gzips, "x-gzip": &gzips, "deflate": &deflates, "br": &brotlis, "zstd": &zstds,
-	}
-)
-
-func newZstd() any {
-	// With a concurrency of 1 it has no goroutines that somebody must stop.
-	d, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(maxWindow))
-	if err != nil {
-		panic(err) // not with these options
-	}
-	return d
-}
-
-// deflate is the zlib format, as the name says in HTTP, or the bare deflate
-// that some servers send.
-type deflate struct {
-	in  *bufio.Reader
-	out io.Reader
-}
-
-// Reset implements [decoder].
-func (d *deflate) Reset(from io.Reader) (err error) {
-	d.in, d.out = bufio.NewReader(from), nil // which held on to another body
-	head, err := d.in.Peek(2)
-	if err != nil {
-		return err
-	}
-	if head[0]&0x0f == 8 && (int(head[0])<<8|int(head[1]))%31 == 0 {
-		d.out, err = zlib.NewReader(d.in)
-	} else {
-		d.out = flate.NewReader(d.in)
-	}
-	return err
-}
-
-// Read implements [decoder].
-func (d *deflate) Read(p []byte) (int, error) { return d.out.Read(p) }
-
-// Interface guards
-var (
-	_ decoder = (*gzip.Reader)(nil)
-	_ decoder = (*deflate)(nil)
-	_ decoder = (*brotli.Reader)(nil)
-	_ decoder = (*zstd.Decoder)(nil)
-)
+// Interface guard
+var _ io.Reader = (*source)(nil)
