@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/openai"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/rewrite"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/usage"
 )
@@ -41,7 +42,7 @@ func (a *attempt) watch(res *http.Response) *watchedBody {
 	*b = watchedBody{ReadCloser: res.Body, attempt: a, res: res, atLine: true}
 	res.Body = b
 	var format usage.Format
-	switch t := mediaType(res.Header); {
+	switch t := openai.MediaType(res.Header["Content-Type"]); {
 	case t == "application/json", strings.HasSuffix(t, "+json"):
 		format = usage.JSON
 	case t == "text/event-stream":
@@ -73,16 +74,6 @@ func (a *attempt) watch(res *http.Response) *watchedBody {
 		}
 	}
 	return b
-}
-
-// mediaType returns the type of a body, without parameters and in lower case.
-func mediaType(h http.Header) string {
-	v := h["Content-Type"]
-	if len(v) == 0 {
-		return ""
-	}
-	t, _, _ := strings.Cut(v[0], ";")
-	return strings.ToLower(strings.TrimSpace(t))
 }
 
 // Read implements [io.Reader].

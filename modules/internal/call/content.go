@@ -4,6 +4,8 @@ import (
 	"io"
 	"net/http"
 	"strings"
+
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/openai"
 )
 
 // contentType is what a body's Content-Type says, as far as it matters here.
@@ -17,16 +19,7 @@ const (
 
 // mediaType reads the Content-Type header. Parameters and case do not matter.
 func mediaType(h http.Header) contentType {
-	v := h["Content-Type"]
-	if len(v) == 0 {
-		return typeOther
-	}
-	if v[0] == "application/json" { // nearly always
-		return typeJSON
-	}
-	t, _, _ := strings.Cut(v[0], ";")
-	t = strings.ToLower(strings.TrimSpace(t))
-	switch {
+	switch t := openai.MediaType(h["Content-Type"]); {
 	case t == "application/json", strings.HasPrefix(t, "application/") && strings.HasSuffix(t, "+json"):
 		return typeJSON
 	case t == "multipart/form-data":
