@@ -18,6 +18,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/direct"
 	"github.com/flexinfer/caddy-flexinfer/modules/routing"
 )
 
@@ -80,26 +81,10 @@ func loadPoller(spec *routing.Spec, dial dialFunc) (*poller, error) {
 	return value.(*poller), nil
 }
 
-// newPollClient returns a client that goes straight to the upstream, opens a
-// connection for each question and follows no redirect.
 func newPollClient(scheme string, dial dialFunc) *http.Client {
-	if dial == nil {
-		dial = new(net.Dialer).DialContext
-	}
-	protocols := new(http.Protocols)
-	protocols.SetHTTP1(scheme != "h2c")
-	protocols.SetHTTP2(scheme == "https")
-	protocols.SetUnencryptedHTTP2(scheme == "h2c")
-	return &http.Client{
-		Timeout:       pollTimeout,
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-		Transport: &http.Transport{
-			DialContext:            dial,
-			DisableKeepAlives:      true,
-			Protocols:              protocols,
-			MaxResponseHeaderBytes: 64 << 10,
-		},
-	}
+	client := direct.NewClient(scheme, dial)
+	client.Timeout = pollTimeout
+	return client
 }
 
 // subscribe makes p tell s what it learns.
@@ -228,11 +213,7 @@ func List(ctx context.Context, upstream *routing.Spec) ([]Listed, error) {
 }
 
 func list(ctx context.Context, client *http.Client, upstream *routing.Spec) ([]Listed, error) {
-	scheme := upstream.Scheme
-	if scheme == "h2c" {
-		scheme = "http" // with the client's protocols
-	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, scheme+"://"+upstream.Address+upstream.Path+"/v1/models", nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, direct.URL(upstream.Scheme, upstream.Target(), "/v1/models"), nil)
 	if err != nil {
 		return nil, err
 	}

@@ -6,7 +6,6 @@ import (
 	"maps"
 	"math"
 	"net/http"
-	"net/url"
 	"strconv"
 	"strings"
 	"sync"
@@ -16,6 +15,7 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/direct"
 	"github.com/flexinfer/caddy-flexinfer/modules/routing"
 )
 
@@ -90,13 +90,7 @@ func (h *hitRate) value(wait bool) (rate string) {
 }
 
 func fetchHitRate(ctx context.Context, rt http.RoundTripper, e *routing.Endpoint) string {
-	scheme := e.Scheme
-	if scheme == "h2c" {
-		scheme = "http"
-	}
-	u := url.URL{Scheme: scheme, Host: e.Address}
-	rewriteBase(&u, e.Path+"/metrics")
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), http.NoBody)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, direct.URL(e.Scheme, e.Target(), "/metrics"), http.NoBody)
 	if err != nil {
 		return ""
 	}

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/direct"
 )
 
 // A Target is an endpoint that is to be probed.
@@ -58,26 +60,9 @@ func NewProber(untested func(target string, err error)) *Prober {
 		running:  make(map[probed]*running),
 	}
 	for _, scheme := range []string{"http", "https", "h2c"} {
-		p.clients[scheme] = newClient(scheme)
+		p.clients[scheme] = direct.NewClient(scheme, nil)
 	}
 	return p
-}
-
-// newClient returns a client that goes straight to the endpoint, opens a
-// connection for each probe and follows no redirect.
-func newClient(scheme string) *http.Client {
-	protocols := new(http.Protocols)
-	protocols.SetHTTP1(scheme != "h2c")
-	protocols.SetHTTP2(scheme == "https")
-	protocols.SetUnencryptedHTTP2(scheme == "h2c")
-	return &http.Client{
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-		Transport: &http.Transport{
-			DisableKeepAlives:      true,
-			Protocols:              protocols,
-			MaxResponseHeaderBytes: 64 << 10,
-		},
-	}
 }
 
 // Follow makes targets those that are probed, until ctx is done. It goes on
@@ -156,15 +141,11 @@ func (p *Prober) probe(ctx context.Context, t *Target) {
 func (p *Prober) ask(ctx context.Context, t *Target) (pass bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, t.Probe.Timeout)
 	defer cancel()
-	scheme := t.Scheme
-	if scheme == "h2c" {
-		scheme = "http" // with the client's protocols
-	}
 	path := t.Probe.Path
 	if !strings.HasPrefix(path, "/") {
 		path = "/" + path
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, scheme+"://"+t.Base+path, nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, direct.URL(t.Scheme, t.Base, path), nil)
 	if err != nil {
 		return false, err
 	}
