@@ -6,7 +6,7 @@ import (
 
 	"github.com/tidwall/gjson"
 
-	"github.com/flexinfer/caddy-flexinfer/modules/internal/usage"
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/sse"
 )
 
 // maxHeld is the longest event that is held back, in bytes.
@@ -16,8 +16,8 @@ const maxHeld = 64 << 10
 type hider struct {
 	held    []byte
 	passing bool // the event is too long to be held
+	lines   sse.Lines
 	atStart bool // at the start of a line
-	afterCR bool // the last line ended with a CR, and an LF may follow
 	hidden  bool // the last event was
 }
 
@@ -26,8 +26,7 @@ func (w *Rewriter) appendShown(dst, src []byte) []byte {
 	h := w.hider
 	start := 0 // of what src has of the event
 	for i := 0; i < len(src); {
-		if h.afterCR && src[i] == '\n' {
-			h.afterCR = false
+		if h.lines.SkipLF(src[i:]) {
 			i++
 			if start == i-1 && len(h.held) == 0 && !h.passing { // it belongs to the last event
 				if !h.hidden {
@@ -37,14 +36,14 @@ func (w *Rewriter) appendShown(dst, src []byte) []byte {
 			}
 			continue
 		}
-		n := usage.LineEnd(src[i:])
+		n := h.lines.End(src[i:])
 		if n < 0 {
-			h.atStart, h.afterCR = false, false
+			h.atStart = false
 			break
 		}
 		blank := n == 0 && h.atStart
 		i += n + 1
-		h.atStart, h.afterCR = true, src[i-1] == '\r'
+		h.atStart = true
 		if blank {
 			dst = w.endEvent(dst, src[start:i])
 			start = i
@@ -120,7 +119,7 @@ func isEmptyList(rest []byte) bool {
 func dataOf(event []byte) (data []byte) {
 	for n := 0; len(event) > 0; {
 		line := event
-		if i := usage.LineEnd(event); i >= 0 {
+		if i := sse.End(event); i >= 0 {
 			line, event = event[:i], event[i+1:]
 		} else {
 			event = nil

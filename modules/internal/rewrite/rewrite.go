@@ -6,6 +6,7 @@ package rewrite
 import (
 	"bytes"
 
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/sse"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/usage"
 )
 
@@ -37,9 +38,9 @@ type Rewriter struct {
 	document document
 
 	// Where in a stream the bytes are that get their names.
-	prefix  int  // how much of dataField the line begins with
-	other   bool // the line has another field, or is a comment
-	afterCR bool // the last line ended with a CR, and an LF may follow
+	lines  sse.Lines
+	prefix int  // how much of dataField the line begins with
+	other  bool // the line has another field, or is a comment
 
 	hider *hider // nil if nothing is hidden
 }
@@ -106,19 +107,18 @@ func (w *Rewriter) appendLines(dst, src []byte) []byte {
 
 func (w *Rewriter) appendEvents(dst, src []byte) []byte {
 	for len(src) > 0 {
-		if w.afterCR && src[0] == '\n' {
+		if w.lines.SkipLF(src) {
 			dst = append(dst, '\n')
 			src = src[1:]
+			continue
 		}
-		w.afterCR = false
-		i := usage.LineEnd(src)
+		i := w.lines.End(src)
 		if i < 0 {
 			return w.appendLine(dst, src)
 		}
 		dst = w.appendLine(dst, src[:i])
 		dst = w.endLine(dst)
 		dst = append(dst, src[i])
-		w.afterCR = src[i] == '\r'
 		src = src[i+1:]
 	}
 	return dst

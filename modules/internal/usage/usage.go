@@ -6,6 +6,8 @@ import (
 	"bytes"
 	"strings"
 	"sync"
+
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/sse"
 )
 
 // A Format is how an answer's body is made up.
@@ -51,15 +53,15 @@ type Reader struct {
 	// WantID is whether to look for the id of an answer of /v1/responses.
 	WantID bool
 
-	mu      sync.Mutex // a body may be closed while it is read
-	tokens  Tokens
-	finish  string
-	id      string
-	line    tail // of a stream, the line that is not whole yet; else the body
-	event   tail // the data of the event, if it has more than one line
-	afterCR bool // the last line ended with a CR, and an LF may follow
-	closed  bool
-	feeder  *feeder // nil if the body is not encoded
+	mu     sync.Mutex // a body may be closed while it is read
+	tokens Tokens
+	finish string
+	id     string
+	line   tail // of a stream, the line that is not whole yet; else the body
+	event  tail // the data of the event, if it has more than one line
+	lines  sse.Lines
+	closed bool
+	feeder *feeder // nil if the body is not encoded
 }
 
 // Feed takes the next bytes of the body. It does not keep p.
@@ -181,17 +183,16 @@ func (r *Reader) readLines(p []byte) {
 
 func (r *Reader) readEvents(p []byte) {
 	for len(p) > 0 {
-		if r.afterCR && p[0] == '\n' {
+		if r.lines.SkipLF(p) {
 			p = p[1:]
+			continue
 		}
-		r.afterCR = false
-		i := LineEnd(p)
+		i := r.lines.End(p)
 		if i < 0 {
 			r.keep(&r.line, p)
 			return
 		}
 		line, cut := p[:i], false
-		r.afterCR = p[i] == '\r'
 		p = p[i+1:]
 		if !r.line.empty() || len(line) > maxKept {
 			r.keep(&r.line, line)
@@ -200,28 +201,6 @@ func (r *Reader) readEvents(p []byte) {
 		r.readLine(line, cut)
 		r.line.reset()
 	}
-}
-
-// LineEnd returns the index of the first byte that ends a line of a stream of
-// events, LF or CR, or -1.
-func LineEnd(p []byte) int {
-	// Hardly any stream has a CR. One with nothing but CRs must not be
-	// searched for an LF to its end for each of them.
-	const window = 2 << 10
-	for from := 0; from < len(p); from += window {
-		part := p[from:min(from+window, len(p))]
-		lf := bytes.IndexByte(part, '\n')
-		if lf >= 0 {
-			part = part[:lf]
-		}
-		if cr := bytes.IndexByte(part, '\r'); cr >= 0 {
-			return from + cr
-		}
-		if lf >= 0 {
-			return from + lf
-		}
-	}
-	return -1
 }
 
 var dataField = []byte("data:")

@@ -284,20 +284,6 @@ func TestIndex(t *testing.T) {
 	}
 }
 
-func TestLineEnd(t *testing.T) {
-	for _, n := range []int{0, 1, 2047, 2048, 2049, 5000} {
-		text := strings.Repeat("x", n)
-		for _, end := range []string{"\n", "\r", "\r\n", "\n\r"} {
-			if got := LineEnd([]byte(text + end + text + "\r\n")); got != n {
-				t.Errorf("%d and %q: got %d", n, end, got)
-			}
-		}
-		if got := LineEnd([]byte(text)); got != -1 {
-			t.Errorf("%d: got %d", n, got)
-		}
-	}
-}
-
 func FuzzReader(f *testing.F) {
 	f.Add([]byte(chatStream), byte(Events), 7, 60)
 	f.Add([]byte(strings.ReplaceAll(responsesStream, "\n", "\r\n")), byte(Events), 100, 3)
