@@ -35,7 +35,11 @@ func TestB5Bombs(t *testing.T) {
 	const limit = 256 << 10
 	before := runtime.NumGoroutine()
 	for _, name := range single {
-		raw := bomb(t, 16<<20, name)
+		size := int64(4 << 20)
+		if name == "gzip" { // whose reading is measured
+			size = 16 << 20
+		}
+		raw := bomb(t, size, name)
 		plain, read, err := decode(bytes.NewReader(raw), limit, name)
 		if !errors.Is(err, ErrTooLarge) || len(plain) > limit {
 			t.Errorf("%s: %d bytes, %v", name, len(plain), err)
@@ -99,12 +103,12 @@ func (e *endless) Read(p []byte) (int, error) {
 func TestB5Window(t *testing.T) {
 	for size, ok := range map[int]bool{8 << 20: true, 16 << 20: false} {
 		var b bytes.Buffer
-		w, err := zstd.NewWriter(&b, zstd.WithWindowSize(size), zstd.WithSingleSegment(false))
+		w, err := zstd.NewWriter(&b, zstd.WithWindowSize(size), zstd.WithSingleSegment(false), zstd.WithEncoderConcurrency(1))
 		if err != nil {
 			t.Fatal(err)
 		}
 		for range 2 { // no frame of known size
-			_, _ = io.CopyN(w, zeros{}, 9<<20)
+			_, _ = io.CopyN(w, zeros{}, 200<<10)
 			_ = w.Flush()
 		}
 		_ = w.Close()

@@ -47,7 +47,7 @@ func encoder(t testing.TB, w io.Writer, name string) io.WriteCloser {
 	case "br":
 		return brotli.NewWriter(w)
 	case "zstd":
-		z, err := zstd.NewWriter(w)
+		z, err := zstd.NewWriter(w, zstd.WithEncoderConcurrency(1), zstd.WithLowerEncoderMem(true))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -94,7 +94,7 @@ func chat(size int) []byte {
 
 // B5: every coding, spelt in every way, gives what was encoded.
 func TestB5Codings(t *testing.T) {
-	plain := chat(300 << 10)
+	plain := chat(140 << 10) // more than a block of zstd's
 	tests := []struct {
 		encodings []string
 		applied   []string
@@ -116,15 +116,16 @@ func TestB5Codings(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(strings.Join(tt.encodings, ";"), func(t *testing.T) {
 			raw := encode(t, plain, tt.applied...)
-			for range 3 { // with fresh and with used decoders
+			for range 2 { // with fresh and with used decoders
 				got, _, err := decode(iotest.HalfReader(bytes.NewReader(raw)), 1<<20, tt.encodings...)
 				if err != nil || !bytes.Equal(got, plain) {
 					t.Fatalf("%d bytes, %v", len(got), err)
 				}
 			}
+			raw = encode(t, plain[:10<<10], tt.applied...)
 			got, _, err := decode(iotest.OneByteReader(bytes.NewReader(raw)), 1<<20, tt.encodings...)
-			if err != nil || !bytes.Equal(got, plain) {
-				t.Fatalf("%d bytes, %v", len(got), err)
+			if err != nil || !bytes.Equal(got, plain[:10<<10]) {
+				t.Fatalf("bytewise, %d bytes, %v", len(got), err)
 			}
 		})
 	}

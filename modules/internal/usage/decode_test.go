@@ -30,7 +30,7 @@ var encoders = map[string]func(io.Writer) encoder{
 	},
 	"br": func(w io.Writer) encoder { return brotli.NewWriter(w) },
 	"zstd": func(w io.Writer) encoder {
-		e, _ := zstd.NewWriter(w)
+		e, _ := zstd.NewWriter(w, zstd.WithEncoderConcurrency(1), zstd.WithLowerEncoderMem(true))
 		return e
 	},
 }
@@ -68,7 +68,11 @@ func TestEncodings(t *testing.T) {
 				if got := read(tt.format, spelling, encoded); got != want {
 					t.Fatalf("%.40q: got %+v, want %+v", tt.body, got, want)
 				}
+				n := 0
 				cuts(encoded, func(pieces ...string) {
+					if n++; len(tt.body) > 2000 && len(pieces) == 2 && n%5 > 0 {
+						return // enough of a long one
+					}
 					if got := read(tt.format, spelling, pieces...); got != want {
 						t.Fatalf("%.40q in %d pieces: got %+v, want %+v", tt.body, len(pieces), got, want)
 					}
@@ -133,7 +137,7 @@ func TestBomb(t *testing.T) {
 		var b bytes.Buffer
 		e := encoders[coding](&b)
 		zeros := make([]byte, 1<<20)
-		for range 48 {
+		for range 24 {
 			e.Write(zeros)
 		}
 		io.WriteString(e, "\n"+chatStream)
