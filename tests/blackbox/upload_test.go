@@ -225,11 +225,11 @@ func TestZ6_RefusedUploadsAreCutOff(t *testing.T) {
 		pause       time.Duration
 		status      int
 	}{
-		"a length too large":          {head + "Content-Length: 100000000000\r\n\r\n", chunk, 0, 413},
-		"unknown model":               {head + "X-Model-ID: nobody\r\nTransfer-Encoding: chunked\r\n\r\n", framed, 0, 404},
-		"chunks beyond the limit":     {head + "Transfer-Encoding: chunked\r\n\r\n", framed, 0, 413},
-		"a bomb of compressed chunks": {head + "Content-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n", framed, 0, 413},
-		"byte by byte":                {head + "X-Model-ID: nobody\r\nContent-Length: 100000000000\r\n\r\n", "x", 50 * time.Millisecond, 404},
+		"a length too large":           {head + "Content-Length: 100000000000\r\n\r\n", chunk, 0, 413},
+		"unknown model":                {head + "X-Model-ID: nobody\r\nTransfer-Encoding: chunked\r\n\r\n", framed, 0, 404},
+		"chunks beyond the limit":      {head + "Transfer-Encoding: chunked\r\n\r\n", framed, 0, 413},
+		"compressed, beyond the limit": {head + "Content-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n", framed, 0, 413},
+		"byte by byte":                 {head + "X-Model-ID: nobody\r\nContent-Length: 100000000000\r\n\r\n", "x", 50 * time.Millisecond, 404},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
