@@ -33,6 +33,8 @@ var families = map[string][]string{
 	"flexinfer_proxy_least_loaded_reservations_total":         {"model"},
 	"flexinfer_proxy_least_loaded_reservations_expired_total": {"model"},
 	"flexinfer_proxy_upstream_inflight":                       {"model", "target"},
+	"flexinfer_proxy_upstream_healthy":                        {"model", "target"},
+	"flexinfer_proxy_max_tokens_clamped_total":                {"model", "reason"},
 	"flexinfer_proxy_time_to_first_token_seconds":             {"model"},
 }
 

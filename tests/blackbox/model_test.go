@@ -196,7 +196,7 @@ func (l modelList) ids() []string {
 	return ids
 }
 
-// The list comes from the gateway's own knowledge: upstreams that are dead or
+// P2: the list comes from the gateway's own knowledge: upstreams that are dead or
 // hang do not matter, and none is asked.
 func TestP4_ListingAsksNoUpstream(t *testing.T) {
 	t.Parallel()

@@ -89,9 +89,9 @@ func TestS6_StreamIsNotHeldBack(t *testing.T) {
 	}
 }
 
-// The bytes of a stream are the engine's, however they are cut, and what they
-// say of usage is counted the same each time.
-func TestStreamBytesAndUsage(t *testing.T) {
+// S1: the bytes of a stream are the engine's, however they are cut, and what
+// they say of usage is counted the same each time.
+func TestS1_StreamBytesAndUsage(t *testing.T) {
 	t.Parallel()
 	stream := ": ping\n\n" +
 		"data: {\"choices\":[{\"delta\":{\"content\":\"größer 🦊\"}}]}\n\n" +

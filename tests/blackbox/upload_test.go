@@ -77,7 +77,7 @@ func TestB4_LargeBodiesWithEdits(t *testing.T) {
 func TestB9_ChunkedBodies(t *testing.T) {
 	t.Parallel()
 	up := harness.NewUpstream(t, nil)
-	g := harness.Start(t, harness.Config{Flexinfer: model("m", "alias another", to(up), "routing prefix")})
+	g := harness.Start(t, harness.Config{Flexinfer: model("m", "alias another", to(up), "to "+harness.FreeAddr(t), "routing round-robin", health("eject_after 10000"))})
 	for _, name := range []string{"m", "another"} {
 		for _, size := range []int{10, 3000, 9000} { // below and above what is kept without a buffer
 			for _, trailers := range []string{"", "X-Checksum: abc\r\nX-Other: d\r\n"} {
@@ -99,8 +99,12 @@ func TestB9_ChunkedBodies(t *testing.T) {
 				if res := conn.Response(t); res.Status != http.StatusOK {
 					t.Fatalf("%s, %d, trailers %q: %s", name, size, trailers, res)
 				}
-				if got := up.Last(t); got.Sum != sum(want) {
+				got := up.Last(t)
+				if got.Sum != sum(want) {
 					t.Errorf("%s, %d, trailers %q: the upstream got other %d bytes of %d", name, size, trailers, got.Length, len(want))
+				}
+				if sum, other := got.Trailer.Get("X-Checksum"), got.Trailer.Get("X-Other"); trailers != "" && (sum != "abc" || other != "d") {
+					t.Errorf("%s, %d: the upstream got the trailers %v", name, size, got.Trailer)
 				}
 				// The connection serves on: nothing of the body is left on it.
 				conn.Send(t, "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -274,4 +278,34 @@ func TestZ6_RefusedUploadsAreCutOff(t *testing.T) {
 			t.Errorf("the upstream got %d requests", n)
 		}
 	})
+}
+
+// S12: an upstream that answers 429 or 503 before it has read the upload, and
+// closes or goes on reading, does not spoil the body that another one gets.
+func TestS12_EarlyRefusalIsRetriedWhole(t *testing.T) {
+	t.Parallel()
+	up := harness.NewUpstream(t, nil)
+	early := func(status string, linger bool) string {
+		return harness.NewRawUpstream(t, func(conn *harness.RawConn) {
+			conn.ReadHead()
+			conn.Write("HTTP/1.1 " + status + "\r\nConnection: close\r\nContent-Length: 4\r\n\r\nbusy")
+			if linger {
+				_, _ = io.Copy(io.Discard, conn.Conn)
+			}
+		})
+	}
+	g := harness.Start(t, harness.Config{Flexinfer: model("m", "alias another",
+		"to "+early("503 Busy", false)+" "+early("429 Busy", true)+" "+up.Addr, "routing round-robin", "retries 2 {\n\t\tbudget 100% 1000\n\t}")})
+	for i := range 12 {
+		for _, size := range []int{1000, 100_000, 6 << 20} {
+			content := strings.Repeat(fmt.Sprint(i%10), size)
+			if res := g.Post(t, "/v1/chat/completions", chatOf("another", content)); res.Status != http.StatusOK {
+				t.Fatalf("call %d of %d bytes: %s", i, size, res)
+			}
+			if got := up.Last(t); got.Sum != sum(chat(content)) {
+				t.Fatalf("call %d: the upstream got other %d bytes of %d", i, got.Length, size)
+			}
+		}
+	}
+	g.WaitIdle(t)
 }

@@ -46,6 +46,9 @@ type Received struct {
 	Body   []byte
 	Sum    [sha256.Size]byte
 	Length int64
+
+	// Trailer is what came after the body.
+	Trailer http.Header
 }
 
 const keptBody = 1 << 20
@@ -245,6 +248,7 @@ func receive(br *bufio.Reader) (*Received, error) {
 	}
 	sum.Sum(r.Sum[:0])
 	r.Body = kept.Bytes()
+	r.Trailer = req.Trailer
 	return r, nil
 }
 
