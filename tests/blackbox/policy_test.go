@@ -95,11 +95,9 @@ func TestEnvironmentOfEdits(t *testing.T) {
 		refuses   bool
 	}{
 		{nil, "", "512", false},
-		{[]string{clamp + "false", validation + "true"}, "", "5000", true},
-		{[]string{clamp + "false"}, "max_tokens_clamp on", "512", false},
-		{[]string{reserve + "24", validation + "false"}, "", "1000", false},
+		{[]string{clamp + "false", validation + "true", reserve + "24"}, "", "5000", true},
+		{[]string{clamp + "false", reserve + "24"}, "max_tokens_clamp on", "1000", false},
 		{[]string{reserve + "24", validation + "true"}, "max_tokens_clamp {\n\tprompt_reserve 124\n}\nvalidate_requests off", "900", false},
-		{[]string{clamp + "true"}, "max_tokens_clamp off", "5000", false},
 	}
 	for _, tt := range tests {
 		t.Run(fmt.Sprint(tt.env, tt.flexinfer), func(t *testing.T) {

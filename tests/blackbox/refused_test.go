@@ -47,7 +47,7 @@ func TestZ6_RefusedUploadsAreStopped(t *testing.T) {
 				t.Errorf("%s, %s: it took %s", protocol, name, took)
 			}
 			before := body.taken.Load()
-			if harness.Within(300*time.Millisecond, func() bool { return body.taken.Load() > before+1<<20 }) {
+			if harness.Within(150*time.Millisecond, func() bool { return body.taken.Load() > before+1<<20 }) {
 				t.Errorf("%s, %s: the client goes on sending after the refusal, %d bytes", protocol, name, body.taken.Load())
 			}
 			cancel()
@@ -73,7 +73,7 @@ func TestNoRetryForWhoHasLeft(t *testing.T) {
 	for _, name := range []string{"dials", "waits"} {
 		up.Forget()
 		answered := 0
-		for range 12 {
+		for range 8 {
 			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 			if res, err := g.TryFresh(ctx, http.MethodPost, "/v1/chat/completions", bare(name)); err == nil && res.Status == http.StatusOK {
 				answered++
@@ -81,7 +81,7 @@ func TestNoRetryForWhoHasLeft(t *testing.T) {
 			cancel()
 		}
 		<-time.After(600 * time.Millisecond) // a retry would have begun
-		if n := up.Served(); n != answered || answered < 3 || answered > 9 {
+		if n := up.Served(); n != answered || answered < 2 || answered > 6 {
 			t.Errorf("%s: the other upstream got %d calls for %d clients that stayed", name, n, answered)
 		}
 		m := g.Metrics(t)
