@@ -54,11 +54,13 @@ func TestL1_SlotsAreGivenBackOnEveryOtherExit(t *testing.T) {
 		model("all-busy", to(busy...), "routing round-robin", often) +
 		model("busy-or-dead", "to "+busy[0].Addr+" "+dead, "routing round-robin", often) +
 		model("off", "to "+dead, "service "+ups[0].Addr) +
-		"max_body 64KiB\nusage_metrics always\nvalidate_requests on\ntimeouts {\n\tfirst_byte 100ms\n\tgap 100ms\n}\n" + health("eject_after 10000")})
+		model("hurries", to(ups...), "timeouts {\n\t\tfirst_byte 100ms\n\t}") +
+		"max_body 64KiB\nusage_metrics always\nvalidate_requests on\ntimeouts {\n\tgap 100ms\n}\n" + health("eject_after 10000")})
 
 	const path, other = "/v1/chat/completions", "/v1/other"
 	plain := chat("hi")
 	stream := strings.TrimSuffix(chatOf("another", "hi"), "}") + `,"stream":true,"max_tokens":9000}`
+	hurried := strings.Replace(stream, "another", "hurries", 1)
 	do := func(want int, path, body string, headers ...string) func(context.Context) error {
 		return func(ctx context.Context) error {
 			res, err := g.Try(ctx, http.MethodPost, path, body, headers...)
@@ -87,7 +89,7 @@ func TestL1_SlotsAreGivenBackOnEveryOtherExit(t *testing.T) {
 		"the last answer passes":                   do(503, other, bare("all-busy")),
 		"an earlier answer passes":                 do(503, other, bare("busy-or-dead")),
 		"the service is tried":                     do(200, other, bare("off")),
-		"no first byte":                            do(504, path, stream, "X-Do", "hang"),
+		"no first byte":                            do(504, path, hurried, "X-Do", "hang"),
 		"no further byte":                          do(0, path, stream, "X-Do", "stop"),
 		"a stream that is edited":                  do(200, path, stream, "X-Do", "stream", "Te", "trailers"),
 		"an answer that breaks off while read":     do(502, path, plain, "X-Do", "break"),
@@ -97,7 +99,7 @@ func TestL1_SlotsAreGivenBackOnEveryOtherExit(t *testing.T) {
 		"a client that leaves in an edited stream": leave(path, stream, "X-Do", "stop"),
 		"a client that leaves for the hit rate":    leave(path, plain, "X-Do", "hang", "X-Flexinfer-Want-Prefix-Hit", "1"),
 		"compressed":                               do(200, path, encode(t, "zstd", plain), "Content-Encoding", "zstd"),
-		"compressed, and it hangs":                 do(504, path, encode(t, "gzip", stream), "Content-Encoding", "gzip", "X-Do", "hang"),
+		"compressed, and it hangs":                 do(504, path, encode(t, "gzip", hurried), "Content-Encoding", "gzip", "X-Do", "hang"),
 		"broken compression":                       do(400, path, plain, "Content-Encoding", "gzip"),
 		"unknown compression":                      do(415, path, plain, "Content-Encoding", "snappy"),
 		"a bomb":                                   do(413, path, bomb, "Content-Encoding", "gzip"),
