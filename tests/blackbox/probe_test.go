@@ -191,10 +191,11 @@ func TestT3_BusyEngineAnswersProbesLate(t *testing.T) {
 					return
 				}
 				most.Store(max(most.Load(), asked.Add(1)))
-				defer asked.Add(-1)
 				select {
 				case <-x.Gone():
+					asked.Add(-1)
 				case <-time.After(300 * time.Millisecond):
+					asked.Add(-1)
 					status(200)(x)
 				}
 			})
