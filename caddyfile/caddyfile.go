@@ -39,6 +39,31 @@ type option struct {
 	many bool
 }
 
+// places says in whose block an option belongs that is written in another.
+var places = map[string]string{
+	"alias":          "a model's block",
+	"adapter":        "a model's block",
+	"context_window": "a model's block",
+	"service":        "a model's block",
+	"to":             "a model's block",
+
+	"weight": "the block of to",
+	"label":  "the block of to",
+	"header": "the block of to",
+
+	"debug_header":      "the flexinfer block of the global options",
+	"env_ignore":        "the flexinfer block of the global options",
+	"keys":              "the flexinfer block of the global options",
+	"ledger":            "the flexinfer block of the global options",
+	"max_body":          "the flexinfer block of the global options",
+	"max_tokens_clamp":  "the flexinfer block of the global options",
+	"model":             "the flexinfer block of the global options, or, for an upstream's own name, in the block of to",
+	"reservation_ttl":   "the flexinfer block of the global options",
+	"response_model":    "the flexinfer block of the global options",
+	"usage_metrics":     "the flexinfer block of the global options",
+	"validate_requests": "the flexinfer block of the global options",
+}
+
 // readBlock reads a block of options. whose says in errors whose block it is.
 func readBlock(d *caddyfile.Dispenser, whose string, options map[string]option) error {
 	seen := make(map[string]bool)
@@ -46,6 +71,9 @@ func readBlock(d *caddyfile.Dispenser, whose string, options map[string]option) 
 		name := d.Val()
 		opt, ok := options[name]
 		if !ok {
+			if place, ok := places[name]; ok {
+				return d.Errf("%s does not belong in %s; write it in %s", name, whose, place)
+			}
 			return d.Errf("unknown option %q in %s; known: %s", name, whose, strings.Join(slices.Sorted(maps.Keys(options)), ", "))
 		}
 		if seen[name] && !opt.many {

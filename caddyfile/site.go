@@ -216,6 +216,8 @@ func checkSubdirective(d *caddyfile.Dispenser, name string) error {
 		return d.Errf("%s holds for all sites; write it in the global option: { flexinfer { %s ... } }", name, name)
 	case ok:
 		return d.Errf("%s does not belong in flexinfer: %s", name, instead)
+	case places[name] != "" && name != "model":
+		return d.Errf("%s does not belong in flexinfer here; write it in %s", name, places[name])
 	case strings.HasPrefix(name, "health_"):
 		return d.Errf("%s does not belong in flexinfer: %shealth { uri <path> }", name, inGlobal)
 	}

@@ -96,6 +96,10 @@ func (a *App) Provision(ctx caddy.Context) error {
 			return fmt.Errorf("model %s: %w", m.Name, err)
 		}
 		declared = append(declared, d)
+		if reserve := a.settings.PromptReserve; a.settings.Clamp && m.ContextWindow > 0 && m.ContextWindow <= reserve {
+			a.logger.Warn("context_window leaves nothing beyond prompt_reserve: limits of tokens are cut to 1",
+				zap.String("model", m.Name), zap.Int("context_window", m.ContextWindow), zap.Int("prompt_reserve", reserve))
+		}
 	}
 	a.catalog = a.newCatalog(declared, nil, a.strategy, a.strategyName)
 	if err := watchShutdown(ctx); err != nil {

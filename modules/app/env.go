@@ -80,7 +80,7 @@ var variables = map[string]variable{
 const (
 	insteadOfAuth = `
 	@denied {
-		not header Authorization "Bearer {env.PROXY_AUTH_TOKEN}"
+		expression ` + "`" + `{env.PROXY_AUTH_TOKEN} == "" || {http.request.header.Authorization} != "Bearer " + {env.PROXY_AUTH_TOKEN}` + "`" + `
 		not path /healthz /readyz /metrics
 	}
 	respond @denied 401`

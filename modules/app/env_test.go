@@ -144,7 +144,7 @@ func TestRoutingOff(t *testing.T) {
 
 func TestEnvironmentThatNeedsOtherDirectives(t *testing.T) {
 	for _, tt := range []struct{ environ, remedy string }{
-		{"PROXY_AUTH_ENABLED=true", `not header Authorization "Bearer {env.PROXY_AUTH_TOKEN}"`},
+		{"PROXY_AUTH_ENABLED=true", `!= "Bearer " + {env.PROXY_AUTH_TOKEN}`},
 		{"PROXY_AUTH_ENABLED=yes", "respond @denied 401"},
 		{"PROXY_RATE_LIMIT_ENABLED=1", "rate_limit {"},
 		{"PROXY_ADMISSION_ENABLED=TRUE", "request_body {"},

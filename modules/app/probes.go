@@ -27,6 +27,8 @@ func (a *App) probe(ctx context.Context) {
 	prober := health.NewProber(func(target string, err error) {
 		a.logger.Warn("cannot probe an endpoint whose certificate is not trusted; its probes count for nothing",
 			zap.String("target", target), zap.Error(err))
+	}, func(target string, err error) {
+		a.logger.Warn("probe of an endpoint failed", zap.String("target", target), zap.Error(err))
 	})
 	defer prober.Close()
 	ticker := time.NewTicker(probeFollows)

@@ -73,7 +73,11 @@ func drained(ctx context.Context, begun time.Time) {
 	}
 	took := time.Since(begun)
 	metrics.EndShutdown(result, took)
-	caddy.Log().Named("flexinfer").Info("drained",
+	level := zap.InfoLevel
+	if result == metrics.ShutdownTimeout {
+		level = zap.WarnLevel
+	}
+	caddy.Log().Named("flexinfer").Log(level, "drained",
 		zap.Stringer("result", result), zap.Duration("duration", took), zap.Int("calls_left", left))
 }
 

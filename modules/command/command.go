@@ -3,6 +3,8 @@
 package command
 
 import (
+	"fmt"
+
 	"github.com/spf13/cobra"
 
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
@@ -22,6 +24,12 @@ Commands of the FlexInfer inference gateway. The gateway itself is part of
 'caddy run', by the global option and the site directive 'flexinfer'.
 `,
 		CobraFunc: func(cmd *cobra.Command) {
+			cmd.RunE = func(cmd *cobra.Command, args []string) error {
+				if len(args) > 0 {
+					return fmt.Errorf("unknown command %q; see: caddy flexinfer --help", args[0])
+				}
+				return cmd.Help()
+			}
 			for _, newCommand := range subcommands {
 				cmd.AddCommand(newCommand())
 			}

@@ -34,9 +34,9 @@ func newEngineCommand() *cobra.Command {
 		Long: `
 Runs simulated inference engines, one on each --listen address. They speak the
 OpenAI API (chat, completions, embeddings, responses, audio), Anthropic's
-messages and Ollama's API, and have vLLM's metrics, over HTTP/1.1 and h2c. Answers are words drawn from a small
-vocabulary; prefix cache, queue and timing are like those of a real engine. No
-GPU and no model are needed.
+messages and Ollama's API, and have vLLM's metrics, over HTTP/1.1 and h2c.
+Answers are words drawn from a small vocabulary; prefix cache, queue and timing
+are like those of a real engine. No GPU and no model are needed.
 
 A port of 0 picks a free one. The address of each engine is printed to stdout
 as a line 'engine listening on <address>' when all of them listen.
@@ -44,6 +44,10 @@ as a line 'engine listening on <address>' when all of them listen.
 Failures are set over HTTP, for example two answers of 503:
 
 	curl -d '{"status":503,"count":2}' 127.0.0.1:9001/_sim/failures
+
+"path" limits a failure to one path; "delay" holds the answer back, as in
+"2s"; "reset" breaks the connection off before_headers or after_headers, and
+"after_tokens" so many tokens into a stream.
 
 'GET /_sim/requests' shows the requests an engine got, 'GET /_sim/state' what it
 is busy with, 'DELETE /_sim/cache' empties its prefix cache.

@@ -124,8 +124,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	if h.strategy != nil {
 		c.UseStrategy(h.strategy, h.strategyName)
 	}
+	result := metrics.StatusError
 	if h.accessLog {
-		defer logFields(r, c)
+		defer func() { logFields(r, c, result) }()
 	}
 	if span := trace.SpanFromContext(r.Context()); span.IsRecording() {
 		defer traceFields(span, c)
@@ -135,7 +136,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		return h.refuse(w, r, c, err)
 	}
 	if change := c.Clamped(); change != "" {
-		w.Header().Set("X-FlexInfer-MaxTokens-Clamped", change)
+		w.Header()["X-FlexInfer-MaxTokens-Clamped"] = []string{change} // as FlexInfer spells it
 	}
 
 	m := c.Model().Metrics
@@ -144,7 +145,10 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	returned := false
 	// Runs also when the answer is broken off by a panic, as reverse_proxy
 	// does when the upstream dies or the client leaves in the middle.
-	defer func() { m.End(outcome(rec, c.Answer(), returned), time.Since(c.Started())) }()
+	defer func() {
+		result = outcome(rec, c.Answer(), returned)
+		m.End(result, time.Since(c.Started()))
+	}()
 
 	c.AllowRoute(h.mayDebug(r))
 	err := next.ServeHTTP(rec, r)
@@ -246,6 +250,9 @@ func (h *Handler) answerFor(rec *recorder, r *http.Request, c *call.Call, err er
 		panic(http.ErrAbortHandler)
 	case ok && status < http.StatusInternalServerError:
 		return err
+	}
+	if route := c.Route(); route != "" {
+		rec.Header().Set("X-Flexinfer-Route", route)
 	}
 	return refusal.Upstream(status).Write(rec, r.URL.Path)
 }

@@ -107,8 +107,16 @@ func (h *Handler) serveProcesses(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, r, list)
 }
 
-// ready reports whether there is somewhere to send the model's calls.
-func ready(m *catalog.Model) bool { return m.Snapshot.Len() > 0 || m.Snapshot.HasService() }
+// ready reports whether there is somewhere to send the model's calls that is
+// not known to fail.
+func ready(m *catalog.Model) bool {
+	for i := range m.Snapshot.Len() {
+		if m.Snapshot.At(i).Health().Healthy() {
+			return true
+		}
+	}
+	return m.Snapshot.HasService()
+}
 
 // modulePath is that of the module that this package belongs to.
 const modulePath = "github.com/flexinfer/caddy-flexinfer"

@@ -12,6 +12,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/call"
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/metrics"
 )
 
 // placeholders returns the values of {http.flexinfer.*} for c.
@@ -58,7 +59,7 @@ func placeholders(c *call.Call) caddy.ReplacerFunc {
 
 // logFields adds what is known of the call to the access log. Nothing of a
 // prompt is among it.
-func logFields(r *http.Request, c *call.Call) {
+func logFields(r *http.Request, c *call.Call, result metrics.Status) {
 	extra, ok := r.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields)
 	if !ok {
 		return
@@ -75,6 +76,7 @@ func logFields(r *http.Request, c *call.Call) {
 		extra.Set(zap.Int("attempts", c.Attempts()))
 		extra.Set(zap.Int64("queue_ms", c.Queued().Milliseconds()))
 	}
+	extra.Set(zap.Stringer("result", result))
 	extra.Set(zap.Int64("prompt_bytes", max(c.Body(), 0)))
 	a := c.Answer()
 	if a.TTFT > 0 {

@@ -19,9 +19,15 @@ type Resolved struct {
 	Adapter string
 }
 
-// Resolve returns what name stands for.
+// Resolve returns what name stands for. As Ollama's clients write it, a name
+// may end in :latest.
 func (t *Table) Resolve(name string) (Resolved, bool) {
 	r, ok := t.names[name]
+	if !ok {
+		if name, latest := strings.CutSuffix(name, ":latest"); latest {
+			r, ok = t.names[name]
+		}
+	}
 	return r, ok
 }
 

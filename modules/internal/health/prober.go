@@ -33,8 +33,8 @@ type Target struct {
 
 // A Prober probes a set of targets. Create one with [NewProber].
 type Prober struct {
-	clients  map[string]*http.Client // by scheme
-	untested func(target string, err error)
+	clients          map[string]*http.Client // by scheme
+	untested, failed func(target string, err error)
 
 	running map[probed]*running
 	wg      sync.WaitGroup
@@ -52,12 +52,13 @@ type running struct {
 
 // NewProber returns a prober without targets. untested is told of a target
 // whose certificate the prober does not trust: the probe counts for nothing,
-// because calls may be set up to trust it.
-func NewProber(untested func(target string, err error)) *Prober {
+// because calls may be set up to trust it. failed is told of a probe that
+// failed while nothing ill was thought of the target. Both may be nil.
+func NewProber(untested, failed func(target string, err error)) *Prober {
 	p := &Prober{
 		clients:  make(map[string]*http.Client),
-		untested: untested,
-		running:  make(map[probed]*running),
+		untested: untested, failed: failed,
+		running: make(map[probed]*running),
 	}
 	for _, scheme := range []string{"http", "https", "h2c"} {
 		p.clients[scheme] = direct.NewClient(scheme, nil)
@@ -119,7 +120,7 @@ func (p *Prober) probe(ctx context.Context, t *Target) {
 			timer.Reset(wait)
 			continue
 		}
-		pass, err := p.ask(ctx, t)
+		err := p.ask(ctx, t)
 		_, distrusted := errors.AsType[*tls.CertificateVerificationError](err)
 		switch {
 		case ctx.Err() != nil:
@@ -131,14 +132,17 @@ func (p *Prober) probe(ctx context.Context, t *Target) {
 				p.untested(t.Base, err)
 			}
 		default:
-			t.State.Probed(t.Probe, pass)
+			if err != nil && t.State.Healthy() && p.failed != nil {
+				p.failed(t.Base, err)
+			}
+			t.State.Probed(t.Probe, err == nil)
 		}
 		timer.Reset(0) // Claim knows when
 	}
 }
 
-// ask makes one probe.
-func (p *Prober) ask(ctx context.Context, t *Target) (pass bool, err error) {
+// ask makes one probe. The error says why it failed; nil is a pass.
+func (p *Prober) ask(ctx context.Context, t *Target) error {
 	ctx, cancel := context.WithTimeout(ctx, t.Probe.Timeout)
 	defer cancel()
 	path := t.Probe.Path
@@ -147,13 +151,16 @@ func (p *Prober) ask(ctx context.Context, t *Target) (pass bool, err error) {
 	}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, direct.URL(t.Scheme, t.Base, path), nil)
 	if err != nil {
-		return false, err
+		return err
 	}
 	maps.Copy(req.Header, t.Header)
 	res, err := p.clients[t.Scheme].Do(req)
 	if err != nil {
-		return false, err
+		return err
 	}
 	_ = res.Body.Close()
-	return res.StatusCode >= 200 && res.StatusCode <= 299, nil
+	if res.StatusCode < 200 || res.StatusCode > 299 {
+		return errors.New("it answered " + res.Status)
+	}
+	return nil
 }

@@ -3,6 +3,7 @@
 package refusal
 
 import (
+	"bytes"
 	"encoding/json"
 	"maps"
 	"net/http"
@@ -169,11 +170,13 @@ func (r *Refusal) Write(w http.ResponseWriter, path string) error {
 			Error openaiError `json:"error"`
 		}{openaiError{r.Message, r.Type, r.Param, r.Code}}
 	}
-	b, err := json.Marshal(body)
-	if err != nil {
+	var text bytes.Buffer
+	enc := json.NewEncoder(&text)
+	enc.SetEscapeHTML(false) // people read it
+	if err := enc.Encode(body); err != nil {
 		return err
 	}
-	b = append(b, '\n')
+	b := text.Bytes()
 	h := w.Header()
 	maps.Copy(h, r.Header)
 	h.Set("Content-Type", "application/json")
@@ -183,7 +186,7 @@ func (r *Refusal) Write(w http.ResponseWriter, path string) error {
 		h.Set("Retry-After", strconv.Itoa(int((r.RetryAfter+time.Second-1)/time.Second)))
 	}
 	w.WriteHeader(r.Status)
-	_, err = w.Write(b)
+	_, err := w.Write(b)
 	return err
 }
 
