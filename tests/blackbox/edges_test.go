@@ -60,7 +60,7 @@ func TestAuthAndLimitsInFront(t *testing.T) {
 	header_up -Authorization
 }
 @denied {
-	expression `+"`"+`{env.LLM_API_KEY} == "" || {http.request.header.Authorization} != "Bearer " + {env.LLM_API_KEY}`+"`"+`
+	expression ` + "`" + `{env.LLM_API_KEY} == "" || {http.request.header.Authorization} != "Bearer " + {env.LLM_API_KEY}` + "`" + `
 	not path /healthz /readyz
 }
 respond @denied 401

@@ -16,6 +16,9 @@ type Exchange struct {
 	*Received
 	Upstream *Upstream
 
+	// Nth is the place of the request among those of its connection, from 1.
+	Nth int
+
 	conn    net.Conn
 	br      *bufio.Reader
 	ended   bool

@@ -136,7 +136,9 @@ func (g *Gateway) Idle(tb testing.TB) (wait func()) {
 
 // Resend is a transport that sends a request once more, on a connection of its
 // own, if that of the first try was lost before any of the answer came. This
-// happens to what is just being sent when a reload closes idle connections.
+// happens to what is just being sent when a reload closes idle connections. A
+// connection that could not even be made, because the listener was replaced at
+// that moment, is made once more.
 type Resend struct{ *http.Transport }
 
 // RoundTrip implements [http.RoundTripper].
@@ -153,7 +155,14 @@ func (r Resend) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	fresh := r.Transport.Clone()
 	fresh.DisableKeepAlives = true
-	return fresh.RoundTrip(again)
+	res, err = fresh.RoundTrip(again)
+	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" && req.GetBody != nil {
+		if again.Body, err = req.GetBody(); err != nil {
+			return nil, err
+		}
+		res, err = fresh.RoundTrip(again)
+	}
+	return res, err
 }
 
 var _ http.RoundTripper = Resend{}

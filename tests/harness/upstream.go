@@ -177,7 +177,7 @@ func (u *Upstream) serve(conn net.Conn) {
 		_ = conn.Close()
 	}()
 	br := bufio.NewReader(&countingReader{conn, &u.received})
-	for {
+	for nth := 1; ; nth++ {
 		r, err := receive(br)
 		if err != nil {
 			return
@@ -186,7 +186,7 @@ func (u *Upstream) serve(conn net.Conn) {
 		u.requests = append(u.requests, r)
 		u.mu.Unlock()
 		u.served.Add(1)
-		x := &Exchange{Received: r, Upstream: u, conn: conn, br: br}
+		x := &Exchange{Received: r, Upstream: u, Nth: nth, conn: conn, br: br}
 		u.begin()
 		(*u.handle.Load())(x)
 		x.End()
