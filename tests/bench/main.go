@@ -40,6 +40,7 @@ type options struct {
 	asJSON      bool
 	strict      bool
 	cpuProfile  string
+	edits       bool
 
 	// Figures of their own, in the place of the comparison.
 	streams, uploads, events int
@@ -78,6 +79,7 @@ func parseFlags(args []string) (*options, error) {
 	f.IntVar(&o.chats, "chats", 64, "different chats, each with a system prompt and a session of its own")
 	proxies := f.String("proxies", "gateway,caddy,nginx,haproxy", "what to measure; what is not installed is left out")
 	f.StringVar(&o.gateway, "gateway", "", "a gateway built already (default: build ./xcaddy)")
+	f.BoolVar(&o.edits, "edits", false, "have the gateway change each body: engines with a name of their own for the model, and limits of tokens that are cut")
 	f.StringVar(&o.stock, "caddy", "", "a stock Caddy built already (default: build the version of go.mod)")
 	f.BoolVar(&o.asJSON, "json", false, "print the results as JSON")
 	f.BoolVar(&o.strict, "strict", false, "exit with status 1 if a target is missed")

@@ -30,6 +30,9 @@ type candidate struct {
 	name string
 	bin  string
 
+	// edits has the gateway change each body.
+	edits bool
+
 	// configure returns the configuration file's name and text, and the
 	// command that starts the proxy with it.
 	configure func(c *candidate, dir, listen, admin string, upstreams []string) (file, text string, args []string)
@@ -52,6 +55,7 @@ func prepare(ctx context.Context, o *options, root, dir string) ([]*candidate, e
 		var err error
 		switch c.name {
 		case nameGateway:
+			c.edits = o.edits
 			c.bin, err = build(ctx, o.gateway, root, dir, c.name, "./xcaddy")
 		case nameStock:
 			c.bin, err = build(ctx, o.stock, root, dir, c.name, "github.com/caddyserver/caddy/v2/cmd/caddy")
@@ -92,6 +96,10 @@ func build(ctx context.Context, given, root, dir, name, pkg string) (string, err
 }
 
 func configureGateway(c *candidate, dir, listen, admin string, upstreams []string) (string, string, []string) {
+	edits := ""
+	if c.edits { // the chats ask for 256 tokens
+		edits = " {\n\t\t\t\tmodel org/served-name\n\t\t\t}\n\t\t\tcontext_window 640"
+	}
 	text := fmt.Sprintf(`{
 	admin %s
 	persist_config off
@@ -101,7 +109,7 @@ func configureGateway(c *candidate, dir, listen, admin string, upstreams []strin
 	flexinfer {
 		model %s {
 			routing prefix
-			to %s
+			to %s%s
 		}
 	}
 }
@@ -109,7 +117,7 @@ http://%s {
 	bind 127.0.0.1
 	flexinfer
 }
-`, admin, modelName, strings.Join(upstreams, " "), listen)
+`, admin, modelName, strings.Join(upstreams, " "), edits, listen)
 	return "gateway.caddyfile", text, []string{c.bin, "run", "--adapter", "caddyfile", "--config"}
 }
 

@@ -228,3 +228,24 @@ func TestZ1_InformationalHeadsAndTrailers(t *testing.T) {
 		t.Errorf("the trailer is %q", got)
 	}
 }
+
+// A 503 is no failure, unless the configuration says that it is.
+func TestUnhealthyStatusGoesBeforeBusy(t *testing.T) {
+	t.Parallel()
+	for _, named := range []bool{false, true} {
+		bad := harness.NewUpstream(t, func(x *harness.Exchange) { x.Respond(503, "text/plain", "no") })
+		up := harness.NewUpstream(t, nil)
+		health := "health {\n\teject_after 2\n"
+		if named {
+			health += "\tunhealthy_status 503\n"
+		}
+		g := harness.Start(t, harness.Config{Flexinfer: model("m", to(bad, up), "routing round-robin") + "retries 0\n" + health + "}"})
+		ejected := harness.Within(3*time.Second, func() bool {
+			g.Post(t, "/v1/chat/completions", chat("hi"))
+			return g.Metrics(t).Value("flexinfer_proxy_upstream_healthy", "model", "m", "target", bad.Addr) == 0
+		})
+		if ejected != named {
+			t.Errorf("503 named %v: ejected %v", named, ejected)
+		}
+	}
+}
