@@ -1,0 +1,129 @@
+package transport
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/net/http2"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+)
+
+var (
+	errReset  = &net.OpError{Op: "read", Err: os.NewSyscallError("read", syscall.ECONNRESET)}
+	errPipe   = &net.OpError{Op: "write", Err: os.NewSyscallError("write", syscall.EPIPE)}
+	errIdle   = errors.New("http: server closed idle connection")
+	errNoHTTP = errors.New(`net/http: HTTP/1.x transport connection broken: malformed HTTP response "x"`)
+)
+
+func TestConnectionLost(t *testing.T) {
+	for _, tt := range []struct {
+		err  error
+		want bool
+	}{
+		{io.EOF, true},
+		{io.ErrUnexpectedEOF, true},
+		{fmt.Errorf("reading: %w", io.EOF), true},
+		{&net.OpError{Op: "read", Err: net.ErrClosed}, true},
+		{errReset, true},
+		{errPipe, true},
+		{errIdle, true},
+		{fmt.Errorf("Post: %w", errIdle), true},
+		{errNoHTTP, false},
+		{os.ErrDeadlineExceeded, false},
+		{context.Canceled, false},
+		{errGap, false},
+	} {
+		if got := connectionLost(tt.err); got != tt.want {
+			t.Errorf("%v: %v", tt.err, got)
+		}
+	}
+}
+
+// A lost connection is put down to its having been idle only if it was used
+// before, nothing came back, and it broke at once.
+func TestStale(t *testing.T) {
+	const none = -1 * time.Second
+	for _, tt := range []struct {
+		name             string
+		reused, answered bool
+		err              error
+		wrote, lost      time.Duration // since the attempt began; none if it did not happen
+		want             bool
+	}{
+		{"before all was out", true, false, errReset, none, 0, true},
+		{"at once", true, false, io.EOF, time.Second, time.Second, true},
+		{"in the window", true, false, errIdle, time.Second, time.Second + raceWindow - 1, true},
+		{"before the write was seen to end", true, false, errPipe, 2 * time.Second, time.Second, true},
+		{"behind the window", true, false, io.EOF, time.Second, time.Second + raceWindow, false},
+		{"much later", true, false, io.EOF, time.Second, time.Hour, false},
+		{"a new connection", false, false, io.EOF, none, 0, false},
+		{"in an answer", true, true, io.ErrUnexpectedEOF, time.Second, time.Second, false},
+		{"nonsense", true, false, errNoHTTP, time.Second, time.Second, false},
+		{"a timeout", true, false, errNoFirstByte, none, none, false},
+		{"unknown connection, at once", true, false, io.EOF, 90 * time.Second, none, true},
+		{"unknown connection, later", true, false, io.EOF, time.Second, none, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a := &attempt{began: time.Now()}
+				a.reused.Store(tt.reused)
+				a.answered.Store(tt.answered)
+				if tt.wrote != none {
+					a.wrote.Store(int64(tt.wrote))
+				}
+				if tt.lost != none {
+					conn := newDirectConn(nil)
+					at := a.began.Add(tt.lost)
+					conn.lost.Store(&at)
+					a.conn.Store(new(net.Conn(conn)))
+				}
+				time.Sleep(90 * time.Second) // it is looked at later
+				if got := a.stale(tt.err); got != tt.want {
+					t.Errorf("stale: %v", got)
+				}
+			})
+		})
+	}
+}
+
+func TestReason(t *testing.T) {
+	dial := func(cause error) error {
+		return &dialError{DialError: reverseproxy.NewDialError(errors.New("dial")), cause: cause}
+	}
+	for _, tt := range []struct {
+		err  error
+		want string
+	}{
+		{dial(syscall.ECONNREFUSED), "conn_refused"},
+		{fmt.Errorf("wrapped: %w", dial(syscall.ECONNRESET)), "conn_reset"},
+		{dial(nil), "dial"},
+		{http2.StreamError{StreamID: 1, Code: http2.ErrCodeRefusedStream}, "refused_stream"},
+		{errors.New("http2: Transport: cannot retry err [x] after Request.Body was written"), "refused_stream"},
+		{http2.StreamError{StreamID: 1, Code: http2.ErrCodeInternal}, "other"},
+		{errReset, "conn_reset"},
+		{errPipe, "conn_reset"},
+		{io.EOF, "eof"},
+		{io.ErrUnexpectedEOF, "eof"},
+		{errIdle, "eof"},
+		{net.ErrClosed, "eof"},
+		{os.ErrDeadlineExceeded, "timeout"},
+		{context.DeadlineExceeded, "timeout"},
+		{fmt.Errorf("waiting: %w", errNoFirstByte), "timeout"},
+		{errGap, "timeout"},
+		{errNoHTTP, "other"},
+		{context.Canceled, "other"},
+	} {
+		if got := reason(tt.err); got != tt.want {
+			t.Errorf("%v: %q, want %q", tt.err, got, tt.want)
+		}
+	}
+}
