@@ -225,7 +225,7 @@ func TestEditsPerAttempt(t *testing.T) {
 	})
 	t.Cleanup(cat.Close)
 	set := &Settings{MaxBody: 1 << 20, Keys: &keys, LeaseTTL: time.Hour, Logger: zap.NewNop(), Clamp: true, PromptReserve: 100, MapModel: true}
-	r := post(`{"max_tokens":5000,"model":"` + t.Name() + `","n":1}`)
+	r := post(`{"max_tokens":5000,"model":"` + t.Name() + `","max_completion_tokens":5000,"max_output_tokens":5000}`)
 	c := Begin(r, set)
 	defer c.End()
 	if err := c.Resolve(r, cat); err != nil {
@@ -238,7 +238,7 @@ func TestEditsPerAttempt(t *testing.T) {
 		if c.Next() == nil {
 			t.Fatal("no endpoint")
 		}
-		if got, want := sent(t, c, r), `{"max_tokens":900,"model":"`+name+`","n":1}`; got != want {
+		if got, want := sent(t, c, r), `{"max_tokens":900,"model":"`+name+`","max_completion_tokens":900,"max_output_tokens":900}`; got != want {
 			t.Errorf("sent %s, want %s", got, want)
 		}
 		if got := c.UpstreamModel(); got != name {
