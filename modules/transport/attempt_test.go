@@ -6,7 +6,10 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
+	"net/http/httptrace"
 	"os"
+	"strings"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -15,6 +18,8 @@ import (
 	"golang.org/x/net/http2"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/call"
 )
 
 var (
@@ -92,6 +97,60 @@ func TestStale(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// What net/http does not send for the client's own bytes is known by the text
+// of its errors.
+func TestBadRequest(t *testing.T) {
+	request := func(change func(*http.Request)) *http.Request {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://127.0.0.1:1/", strings.NewReader("x"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		change(r)
+		return r
+	}
+	for name, tt := range map[string]struct {
+		change func(*http.Request)
+		want   bool
+	}{
+		"method":        {func(r *http.Request) { r.Method = "A B" }, true},
+		"field name":    {func(r *http.Request) { r.Header["a b"] = []string{"x"} }, true},
+		"field value":   {func(r *http.Request) { r.Header["X"] = []string{"x\x00"} }, true},
+		"trailer name":  {func(r *http.Request) { r.Trailer = http.Header{"a b": nil} }, true},
+		"trailer value": {func(r *http.Request) { r.Trailer = http.Header{"X": {"\n"}} }, true},
+		"nothing":       {func(*http.Request) {}, false},
+	} {
+		res, err := http.DefaultTransport.RoundTrip(request(tt.change))
+		if err == nil {
+			res.Body.Close()
+			t.Errorf("%s: no error", name)
+			continue
+		}
+		if got := badRequest(err); got != tt.want {
+			t.Errorf("%s: %v, of %v", name, got, err)
+		}
+	}
+	for _, err := range []error{io.EOF, errIdle, errNoHTTP, errReset} {
+		if badRequest(err) {
+			t.Errorf("%v is the client's doing", err)
+		}
+	}
+}
+
+func TestStaleness(t *testing.T) {
+	a := new(attempt)
+	if got := a.staleness(); got != call.Unsent {
+		t.Errorf("%d before the request was out", got)
+	}
+	a.wroteRequest(httptrace.WroteRequestInfo{Err: io.EOF})
+	if got := a.staleness(); got != call.Unsent {
+		t.Errorf("%d as the request did not get out", got)
+	}
+	a.wroteRequest(httptrace.WroteRequestInfo{})
+	if got := a.staleness(); got != call.Stale {
+		t.Errorf("%d once the request was out", got)
 	}
 }
 

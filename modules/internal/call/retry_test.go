@@ -69,6 +69,9 @@ func TestFailed(t *testing.T) {
 		{"a budget of nothing", abc, nil, 9, 0, []Failure{Unreached}, "a !"},
 		{"a budget of nothing, declined", abc, nil, 9, 0, []Failure{Declined}, "a !"},
 		{"a budget of nothing, stale", abc, nil, 9, 0, []Failure{Stale, Unreached}, "a b !"},
+		{"a budget of nothing, unsent", abc, nil, 9, 0, []Failure{Unsent, Unsent, Unsent, Unreached}, "a b c a !"},
+		{"stale twice", abc, nil, 9, 10, []Failure{Stale, Stale}, "a b !"},
+		{"stale once, then unsent", abc, nil, 9, 10, []Failure{Stale, Unsent, Unsent, Stale}, "a b c a !"},
 		{"a budget of one", abc, nil, 9, 1, []Failure{Stale, Unreached, Unreached}, "a b c !"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -86,6 +89,8 @@ func TestFailed(t *testing.T) {
 				switch {
 				case again != (lease != nil) || again == c.GaveUp():
 					t.Fatalf("failure %d: again %v, gave up %v, lease %v", i, again, c.GaveUp(), lease)
+				case again && c.WantsFresh() != (f == Stale || f == Unsent):
+					t.Errorf("failure %d: wants a fresh connection: %v", i, c.WantsFresh())
 				case again:
 					went = append(went, strings.TrimSuffix(lease.Endpoint().Address, ":1"))
 				default:
