@@ -255,7 +255,7 @@ func (c *Call) bodyModel(r *http.Request) (name string, _ *refusal.Refusal) {
 	case c.length <= 0:
 		return "", nil
 	case mediaType(r.Header) == typeForm:
-		name, _, err = openai.FormModel(c.body, r.Header.Get("Content-Type"))
+		name, err = openai.FormModel(c.body, r.Header.Get("Content-Type"))
 	case c.badDoc != nil:
 		return "", refusal.BadRequest("invalid_json", c.badDoc.Error())
 	case c.doc != nil:

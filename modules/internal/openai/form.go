@@ -23,17 +23,17 @@ var errNotForm = errors.New("the body is not multipart/form-data with a boundary
 // A part with a file name is a file, whatever its field is called, and what a
 // file holds is never taken for a field.
 //
-// count is how many fields model there are; name is the last one's value. The
-// error is [ErrNoModel], [ErrModelTooLong] (over 1 KiB), [ErrModelRepeated]
-// if they differ, or says what is wrong with the form.
+// The error is [ErrNoModel], [ErrModelTooLong] (over 1 KiB),
+// [ErrModelRepeated] if there are several such fields that differ, or says
+// what is wrong with the form.
 //
 // Unlike the scan of JSON it allocates, a few KiB whatever the body's size.
-func FormModel(body []byte, contentType string) (name string, count int, err error) {
+func FormModel(body []byte, contentType string) (name string, err error) {
 	mediaType, params, err := mime.ParseMediaType(contentType)
 	if err != nil || mediaType != "multipart/form-data" || params["boundary"] == "" {
-		return "", 0, errNotForm
+		return "", errNotForm
 	}
-	differ := false
+	found, differ := false, false
 	parts := multipart.NewReader(bytes.NewReader(body), params["boundary"])
 	for {
 		part, err := parts.NextPart()
@@ -41,30 +41,29 @@ func FormModel(body []byte, contentType string) (name string, count int, err err
 			break
 		}
 		if err != nil {
-			return "", count, fmt.Errorf("reading the form: %w", err)
+			return "", fmt.Errorf("reading the form: %w", err)
 		}
 		if part.FormName() != "model" || isFile(part) {
 			continue
 		}
 		value, err := io.ReadAll(io.LimitReader(part, maxFormModel+1))
 		if err != nil {
-			return "", count, fmt.Errorf("reading the form's model: %w", err)
+			return "", fmt.Errorf("reading the form's model: %w", err)
 		}
 		if len(value) > maxFormModel {
-			return "", count, ErrModelTooLong
+			return "", ErrModelTooLong
 		}
 		model := strings.TrimSpace(string(value))
-		differ = differ || count > 0 && model != name
-		name = model
-		count++
+		differ = differ || found && model != name
+		name, found = model, true
 	}
 	switch {
 	case differ:
-		return name, count, ErrModelRepeated
+		return "", ErrModelRepeated
 	case name == "":
-		return "", count, ErrNoModel
+		return "", ErrNoModel
 	}
-	return name, count, nil
+	return name, nil
 }
 
 // FormModels returns where the values of the form fields model stand in a

@@ -17,7 +17,7 @@ func TestFormModel(t *testing.T) {
 	tests := []struct {
 		name, contentType, body string
 		want                    string
-		count                   int
+		fields                  int // that FormModels finds, if there is no error
 		err                     error
 	}{
 		{"before the file", contentType, part(`name="model"`, "a") + file + "--XX--\r\n", "a", 1, nil},
@@ -28,8 +28,8 @@ func TestFormModel(t *testing.T) {
 		{"absent", contentType, file + "--XX--\r\n", "", 0, ErrNoModel},
 		{"blank", contentType, part(`name="model"`, " ") + "--XX--\r\n", "", 1, ErrNoModel},
 		{"twice the same", contentType, part(`name="model"`, "a") + part(`name="model"`, "a ") + "--XX--\r\n", "a", 2, nil},
-		{"twice", contentType, part(`name="model"`, "a") + part(`name="model"`, "b") + "--XX--\r\n", "b", 2, ErrModelRepeated},
-		{"a, b, a", contentType, part(`name="model"`, "a") + part(`name="model"`, "b") + part(`name="model"`, "a") + "--XX--\r\n", "a", 3, ErrModelRepeated},
+		{"twice", contentType, part(`name="model"`, "a") + part(`name="model"`, "b") + "--XX--\r\n", "", 2, ErrModelRepeated},
+		{"a, b, a", contentType, part(`name="model"`, "a") + part(`name="model"`, "b") + part(`name="model"`, "a") + "--XX--\r\n", "", 3, ErrModelRepeated},
 		{"a file called model", contentType, part(`name="model"; filename="m"`, "a") + "--XX--\r\n", "", 0, ErrNoModel},
 		{"a file without a name", contentType, part(`name="model"; filename=""`, "a") + "--XX--\r\n", "", 0, ErrNoModel},
 		{"inside a file", contentType, part(`name="file"; filename="f"`, "Content-Disposition: form-data; name=\"model\"\r\n\r\na") + "--XX--\r\n", "", 0, ErrNoModel},
@@ -42,20 +42,20 @@ func TestFormModel(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			got, count, err := FormModel([]byte(tt.body), tt.contentType)
-			if got != tt.want || count != tt.count || !errors.Is(err, tt.err) {
-				t.Errorf("%.20q, %d, %v, want %.20q, %d, %v", got, count, err, tt.want, tt.count, tt.err)
+			got, err := FormModel([]byte(tt.body), tt.contentType)
+			if got != tt.want || !errors.Is(err, tt.err) {
+				t.Errorf("%.20q, %v, want %.20q, %v", got, err, tt.want, tt.err)
 			}
 		})
 	}
 
 	for _, tt := range tests {
-		if tt.err != nil || tt.count == 0 {
+		if tt.err != nil {
 			continue
 		}
 		values := FormModels([]byte(tt.body), tt.contentType)
-		if len(values) != tt.count {
-			t.Errorf("%s: %d values are found, want %d", tt.name, len(values), tt.count)
+		if len(values) != tt.fields {
+			t.Errorf("%s: %d values are found, want %d", tt.name, len(values), tt.fields)
 		}
 		for _, s := range values {
 			if got := tt.body[s.Start:s.End]; got != tt.want {
@@ -65,7 +65,7 @@ func TestFormModel(t *testing.T) {
 	}
 
 	for _, body := range []string{"", "--XX", part(`name="model"`, "a"), file + "--XX\r\n"} {
-		if name, _, err := FormModel([]byte(body), contentType); err == nil {
+		if name, err := FormModel([]byte(body), contentType); err == nil {
 			t.Errorf("a form that ends too soon gives %q without an error", name)
 		}
 	}
@@ -79,9 +79,9 @@ func FuzzFormModel(f *testing.F) {
 	f.Add(b.Bytes(), w.FormDataContentType())
 	f.Add([]byte("--X\r\nContent-Disposition: form-data; name=model\r\n\r\na\r\n--X--"), "multipart/form-data; boundary=X")
 	f.Fuzz(func(t *testing.T, body []byte, contentType string) {
-		name, count, err := FormModel(body, contentType)
-		if len(name) > maxFormModel || err == nil && (name == "" || count == 0) {
-			t.Fatalf("%q, %d, %v", name, count, err)
+		name, err := FormModel(body, contentType)
+		if len(name) > maxFormModel || (err == nil) != (name != "") {
+			t.Fatalf("%q, %v", name, err)
 		}
 		for _, s := range FormModels(body, contentType) {
 			if got := string(body[s.Start:s.End]); err == nil && got != name {
