@@ -215,8 +215,8 @@ func (a *attempt) failed(err error) (*http.Response, error) {
 		again = c.Failed(call.Unreached, reason(err))
 	case refusedStream(err):
 		again = c.Failed(call.Unreached, reason(err))
-	case a.stale(err) && c.Failed(a.staleness(), reason(err)):
-		again = true
+	case a.stale(err) && (a.staleness() == call.Unsent || !c.WasStale()):
+		again = c.Failed(a.staleness(), reason(err))
 	default:
 		health.Failed(&a.model.Policy.Health, false, a.mayEject)
 		begun = true

@@ -27,7 +27,6 @@ type watchedBody struct {
 
 	begun  bool
 	done   bool
-	atLine bool // in a stream of events, at the start of a line
 	inNote bool // in a stream of events, within a comment
 	tells  bool // its end is told in trailers
 
@@ -39,7 +38,7 @@ type watchedBody struct {
 func (a *attempt) watch(res *http.Response) *watchedBody {
 	c := a.call
 	b := &a.body
-	*b = watchedBody{ReadCloser: res.Body, attempt: a, res: res, atLine: true}
+	*b = watchedBody{ReadCloser: res.Body, attempt: a, res: res}
 	res.Body = b
 	var format usage.Format
 	switch t := openai.MediaType(res.Header["Content-Type"]); {
@@ -196,17 +195,16 @@ func (b *watchedBody) speaks(p []byte) bool {
 	}
 	for len(p) > 0 {
 		if b.inNote {
-			i := bytes.IndexByte(p, '\n')
+			i := bytes.IndexAny(p, "\r\n")
 			if i < 0 {
 				return false
 			}
-			b.inNote, b.atLine, p = false, true, p[i+1:]
+			b.inNote, p = false, p[i+1:]
 			continue
 		}
 		switch {
 		case p[0] == '\n' || p[0] == '\r':
-			b.atLine = true
-		case p[0] == ':' && b.atLine:
+		case p[0] == ':':
 			b.inNote = true
 		default:
 			return true

@@ -17,11 +17,12 @@ func TestSpeaks(t *testing.T) {
 		{":\n", "e"},
 		{": ping\n\n", "d"},
 		{": ping\r\n\r\n", "d"},
+		{": ping\r\r:x\r", "d"},
 		{":\n:\n:: x\n\n", "i"},
 		{": data: {}\n", "d"},
 		{"\r\r\r:x\n", "\x00"},
 	} {
-		body := func() *watchedBody { return &watchedBody{events: true, atLine: true} }
+		body := func() *watchedBody { return &watchedBody{events: true} }
 		b := body()
 		if b.speaks([]byte(tt.silent)) {
 			t.Errorf("%q speaks", tt.silent)
@@ -47,12 +48,12 @@ func TestSpeaks(t *testing.T) {
 		}
 	}
 	for _, p := range []string{"\n", ": ping\n", "{"} {
-		if b := (&watchedBody{atLine: true}); !b.speaks([]byte(p)) {
+		if b := (&watchedBody{}); !b.speaks([]byte(p)) {
 			t.Errorf("%q of what is no stream of events does not speak", p)
 		}
 	}
-	long := &watchedBody{events: true, atLine: true}
-	if long.speaks([]byte(":" + strings.Repeat(" :\r", 10_000))) {
+	long := &watchedBody{events: true}
+	if long.speaks([]byte(":" + strings.Repeat(" :x", 10_000))) {
 		t.Error("a long comment speaks")
 	}
 }

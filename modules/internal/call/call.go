@@ -232,7 +232,7 @@ func (c *Call) decode(r *http.Request) {
 	c.coded, c.raw, c.buf = true, c.buf, nil
 	plain, err := coding.NewReader(r.Header["Content-Encoding"], bytes.NewReader(c.raw.b), c.set.MaxBody)
 	if err == nil {
-		defer plain.Close()
+		defer func() { _ = plain.Close() }()
 		c.buf, err = readBody(plain, -1, c.set.MaxBody)
 	}
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"slices"
 
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/clamp"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/openai"
@@ -78,7 +79,7 @@ func (c *Call) outgoing() [][]byte {
 		return [][]byte{c.body}
 	}
 	c.sentName = c.upstreamName()
-	edits := c.edits[:len(c.edits):len(c.edits)]
+	edits := slices.Clip(c.edits)
 	switch {
 	case c.form:
 		edits = append(edits, c.renameForm(c.sentName)...)

@@ -9,21 +9,21 @@ import (
 type Failure uint8
 
 const (
-	// Unreached: the endpoint cannot have begun. Another attempt is worth it
-	// even if it is with the same.
+	// Unreached is a failure to connect: the endpoint cannot have begun.
+	// Another attempt is worth it even if it is with the same.
 	Unreached Failure = iota
 
-	// Unsent: a kept connection had been closed, and the request did not
-	// get out. That happens to engines that are well, so that the budget
-	// does not count it.
+	// Unsent is a request that did not get out: a kept connection had been
+	// closed. That happens to engines that are well, so that the budget does
+	// not count it.
 	Unsent
 
-	// Stale: the same, but the request got out. As that may also be an
-	// engine that died of it at once, it is repeated once only.
+	// Stale is the same, but for a request that got out. As that may also be
+	// an engine that died of it at once, it is repeated once only.
 	Stale
 
-	// Declined: the endpoint has answered that it will not, or may have
-	// begun. Only another one is worth an attempt.
+	// Declined is any other: the endpoint has answered that it will not, or
+	// may have begun. Only another one is worth an attempt.
 	Declined
 )
 
@@ -74,6 +74,9 @@ func (c *Call) untried() bool {
 // WantsFresh reports whether the attempt is to have a connection of its own,
 // since others that are kept may have been closed as well.
 func (c *Call) WantsFresh() bool { return c.fresh }
+
+// WasStale reports whether an attempt failed as Stale.
+func (c *Call) WasStale() bool { return c.stale }
 
 // GaveUp reports whether no attempt follows.
 func (c *Call) GaveUp() bool { return c.gaveUp }
