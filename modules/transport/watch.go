@@ -202,9 +202,9 @@ func (b *watchedBody) speaks(p []byte) bool {
 			b.inNote, p = false, p[i+1:]
 			continue
 		}
-		switch {
-		case p[0] == '\n' || p[0] == '\r':
-		case p[0] == ':':
+		switch p[0] {
+		case '\n', '\r':
+		case ':':
 			b.inNote = true
 		default:
 			return true
