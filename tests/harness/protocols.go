@@ -14,8 +14,10 @@ import (
 	"math/big"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -137,8 +139,9 @@ func (g *Gateway) Idle(tb testing.TB) (wait func()) {
 // Resend is a transport that sends a request once more, on a connection of its
 // own, if that of the first try was lost before any of the answer came. This
 // happens to what is just being sent when a reload closes idle connections. A
-// connection that could not even be made, because the listener was replaced at
-// that moment, is made once more.
+// connection that could not even be made, because its listener was closed
+// before it was accepted, is made once more: a reload opens a listener beside
+// the other and then closes one of them, also if it fails.
 type Resend struct{ *http.Transport }
 
 // RoundTrip implements [http.RoundTripper].
@@ -155,10 +158,15 @@ func (r Resend) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	fresh := r.Transport.Clone()
 	fresh.DisableKeepAlives = true
-	res, err = fresh.RoundTrip(again)
-	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" && req.GetBody != nil {
-		if again.Body, err = req.GetBody(); err != nil {
-			return nil, err
+	var made atomic.Bool
+	res, err = fresh.RoundTrip(again.WithContext(httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{
+		GotConn: func(httptrace.GotConnInfo) { made.Store(true) },
+	})))
+	if err != nil && !made.Load() && req.Context().Err() == nil {
+		if req.GetBody != nil {
+			if again.Body, err = req.GetBody(); err != nil {
+				return nil, err
+			}
 		}
 		res, err = fresh.RoundTrip(again)
 	}
