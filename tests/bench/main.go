@@ -91,6 +91,13 @@ func parseFlags(args []string) (*options, error) {
 	if err := f.Parse(args); err != nil {
 		return nil, err
 	}
+	if o.streams+o.uploads+o.events > 0 {
+		chosen := false
+		f.Visit(func(set *flag.Flag) { chosen = chosen || set.Name == "proxies" })
+		if !chosen { // the others are not set up for so many connections
+			*proxies = nameGateway + "," + nameStock
+		}
+	}
 	if f.NArg() > 0 {
 		return nil, fmt.Errorf("unexpected argument %q: everything is set by flags", f.Arg(0))
 	}
