@@ -39,29 +39,36 @@ type option struct {
 	many bool
 }
 
+// Blocks, as errors call them.
+const (
+	globalBlock = "the flexinfer block of the global options"
+	modelBlock  = "a model's block"
+	toBlock     = "the block of to"
+)
+
 // places says in whose block an option belongs that is written in another.
 var places = map[string]string{
-	"alias":          "a model's block",
-	"adapter":        "a model's block",
-	"context_window": "a model's block",
-	"service":        "a model's block",
-	"to":             "a model's block",
+	"alias":          modelBlock,
+	"adapter":        modelBlock,
+	"context_window": modelBlock,
+	"service":        modelBlock,
+	"to":             modelBlock,
 
-	"weight": "the block of to",
-	"label":  "the block of to",
-	"header": "the block of to",
+	"weight": toBlock,
+	"label":  toBlock,
+	"header": toBlock,
 
-	"debug_header":      "the flexinfer block of the global options",
-	"env_ignore":        "the flexinfer block of the global options",
-	"keys":              "the flexinfer block of the global options",
-	"ledger":            "the flexinfer block of the global options",
-	"max_body":          "the flexinfer block of the global options",
-	"max_tokens_clamp":  "the flexinfer block of the global options",
-	"model":             "the flexinfer block of the global options, or, for an upstream's own name, in the block of to",
-	"reservation_ttl":   "the flexinfer block of the global options",
-	"response_model":    "the flexinfer block of the global options",
-	"usage_metrics":     "the flexinfer block of the global options",
-	"validate_requests": "the flexinfer block of the global options",
+	"debug_header":      globalBlock,
+	"env_ignore":        globalBlock,
+	"keys":              globalBlock,
+	"ledger":            globalBlock,
+	"max_body":          globalBlock,
+	"max_tokens_clamp":  globalBlock,
+	"model":             globalBlock + ", or, for an upstream's own name, in the block of to",
+	"reservation_ttl":   globalBlock,
+	"response_model":    globalBlock,
+	"usage_metrics":     globalBlock,
+	"validate_requests": globalBlock,
 }
 
 // readBlock reads a block of options. whose says in errors whose block it is.

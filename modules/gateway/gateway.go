@@ -131,7 +131,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	if span := trace.SpanFromContext(r.Context()); span.IsRecording() {
 		defer traceFields(span, c)
 	}
-	w.Header().Set("X-Request-Id", c.RequestID())
+	w.Header().Set(call.RequestIDHeader, c.RequestID())
 	if err := c.Resolve(r, h.catalog); err != nil {
 		return h.refuse(w, r, c, err)
 	}
@@ -252,7 +252,7 @@ func (h *Handler) answerFor(rec *recorder, r *http.Request, c *call.Call, err er
 		return err
 	}
 	if route := c.Route(); route != "" {
-		rec.Header().Set("X-Flexinfer-Route", route)
+		rec.Header().Set(call.RouteHeader, route)
 	}
 	return refusal.Upstream(status).Write(rec, r.URL.Path)
 }

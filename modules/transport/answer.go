@@ -20,7 +20,6 @@ import (
 // of http.Header.
 const (
 	ownPrefix          = "X-Flexinfer-"
-	routeHeader        = ownPrefix + "Route"
 	upstreamMsHeader   = ownPrefix + "Upstream-Ms"
 	promptTokensHeader = ownPrefix + "Prompt-Tokens"
 	completionHeader   = ownPrefix + "Completion-Tokens"
@@ -28,27 +27,26 @@ const (
 	finishReasonHeader = ownPrefix + "Finish-Reason"
 	ttftHeader         = ownPrefix + "Ttft-Ms"
 	hitRateHeader      = ownPrefix + "Prefix-Cache-Hit-Rate"
-	requestIDHeader    = "X-Request-Id"
 )
 
 // answer makes an endpoint's answer ready for the client, or has the call tried
 // elsewhere if the endpoint has no time for it.
 func (a *attempt) answer(res *http.Response) (*http.Response, error) {
-	policy, health := a.model.Policy, a.endpoint.Health()
+	policy := a.model.Policy
 	switch status := res.StatusCode; {
 	case policy.Unhealthy.Has(status):
-		health.Failed(&policy.Health, false, a.mayEject)
+		a.blame()
 	case status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable:
-		health.Busy(&policy.Health, retryAfter(res.Header))
+		a.endpoint.Health().Busy(&policy.Health, retryAfter(res.Header))
 	case status < http.StatusBadRequest:
 		a.fine = true
 	}
 	elsewhere := policy.RetryOn.Has(res.StatusCode) && a.call.Failed(call.Declined, "http_"+strconv.Itoa(res.StatusCode))
 	res, err := a.dress(res)
-	switch {
-	case err != nil: // the answer broke off
-		return a.giveHeld(err)
-	case elsewhere:
+	if err != nil {
+		return nil, err
+	}
+	if elsewhere {
 		a.watchdog.stop() // it may be a while until it is wanted
 		a.call.Hold(res)
 		return nil, reverseproxy.NewDialError(fmt.Errorf("%s answered %s", a.endpoint.Target(), res.Status))
@@ -72,7 +70,7 @@ func (a *attempt) dress(res *http.Response) (*http.Response, error) {
 	c, h := a.call, res.Header
 	dropOwn(h)
 	if route := c.Route(); route != "" {
-		h[routeHeader] = a.value(route)
+		h[call.RouteHeader] = a.value(route)
 	}
 	if c.Completion() {
 		h[upstreamMsHeader] = a.value(strconv.FormatInt(time.Since(c.Dialled()).Milliseconds(), 10))
@@ -105,7 +103,7 @@ func (a *attempt) dress(res *http.Response) (*http.Response, error) {
 // dropOwn drops from an upstream's header what is not its to set.
 func dropOwn(h http.Header) {
 	for field := range h {
-		if strings.HasPrefix(field, ownPrefix) || field == requestIDHeader {
+		if strings.HasPrefix(field, ownPrefix) || field == call.RequestIDHeader {
 			delete(h, field)
 		}
 	}
@@ -152,17 +150,15 @@ func (a *attempt) gather(res *http.Response, b *watchedBody) (*http.Response, er
 	switch {
 	case whole:
 		b.usage.End(raw)
+		b.end(err)
 	case err == nil: // and there may be more
 		b.usage.Feed(raw)
 		g.rest = b
-	}
-	if err != nil {
+	default:
 		b.end(err)
-	}
-	if err != nil && !whole {
 		_ = b.ReadCloser.Close()
 		_ = g.Close()
-		return nil, a.brokeOff(err)
+		return a.brokeOff(err)
 	}
 	if g.unread = raw; b.rewrite != nil {
 		g.unread = b.rewrite.Append(nil, raw)
@@ -180,17 +176,13 @@ func (a *attempt) gather(res *http.Response, b *watchedBody) (*http.Response, er
 
 // brokeOff turns the end of a plain answer in its middle, of which the client
 // has seen nothing, into what makes the proxy do the right thing.
-func (a *attempt) brokeOff(err error) error {
+func (a *attempt) brokeOff(err error) (*http.Response, error) {
 	if gone := a.client.Err(); gone != nil {
 		a.call.GiveUp()
-		return gone
+		return nil, gone
 	}
 	err = fmt.Errorf("reading the answer of %s: %w", a.endpoint.Target(), err)
-	if a.model.Policy.RetryReset && a.call.Failed(call.Declined, reason(err)) {
-		return reverseproxy.NewDialError(err)
-	}
-	a.call.GiveUp()
-	return err
+	return a.conclude(err, a.model.Policy.RetryReset && a.call.Failed(call.Declined, reason(err)))
 }
 
 // tellPlain puts what a plain completion says of itself into headers.
@@ -274,7 +266,7 @@ func (b *watchedBody) tell() {
 	trailer := b.res.Trailer
 	for field := range trailer {
 		switch {
-		case !strings.HasPrefix(field, ownPrefix) && field != requestIDHeader:
+		case !strings.HasPrefix(field, ownPrefix) && field != call.RequestIDHeader:
 		case b.tells:
 			trailer[field] = nil // it may have been announced
 		default:

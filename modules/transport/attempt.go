@@ -196,7 +196,7 @@ func reason(err error) string {
 func (a *attempt) failed(err error) (*http.Response, error) {
 	late := context.Cause(a.ctx)
 	a.end()
-	c, health := a.call, a.endpoint.Health()
+	c := a.call
 	if gone := a.client.Err(); gone != nil {
 		c.GiveUp()
 		return nil, gone // which HTTP/3 has another cause for
@@ -205,20 +205,20 @@ func (a *attempt) failed(err error) (*http.Response, error) {
 	again, begun := false, false
 	switch {
 	case errors.Is(late, errNoFirstByte):
-		health.Failed(&a.model.Policy.Health, false, a.mayEject)
+		a.blame()
 		err = errNoFirstByte
 	case badRequest(err):
 		c.GiveUp()
 		return nil, refusal.BadRequest("invalid_request", "the request cannot be passed on: "+err.Error())
 	case unreachable, a.conn.Load() == nil:
-		health.Failed(&a.model.Policy.Health, true, nil)
+		a.endpoint.Health().Failed(&a.model.Policy.Health, true, nil)
 		again = c.Failed(call.Unreached, reason(err))
 	case refusedStream(err):
 		again = c.Failed(call.Unreached, reason(err))
 	case a.stale(err) && (a.staleness() == call.Unsent || !c.WasStale()):
 		again = c.Failed(a.staleness(), reason(err))
 	default:
-		health.Failed(&a.model.Policy.Health, false, a.mayEject)
+		a.blame()
 		begun = true
 		again = a.model.Policy.RetryReset && c.Failed(call.Declined, reason(err))
 	}
@@ -226,19 +226,16 @@ func (a *attempt) failed(err error) (*http.Response, error) {
 		e.Write(zap.String("model", a.model.Name), zap.String("target", a.endpoint.Target()),
 			zap.Int("attempt", c.Attempts()), zap.Bool("may_have_begun", begun), zap.Error(err))
 	}
+	return a.conclude(err, again)
+}
+
+// conclude has the proxy try again after err or, if no attempt follows, passes
+// on the answer of an earlier one in the place of err.
+func (a *attempt) conclude(err error, again bool) (*http.Response, error) {
 	if again {
 		return nil, reverseproxy.NewDialError(err)
 	}
-	c.GiveUp()
-	return a.giveHeld(err)
-}
-
-// giveHeld returns the answer of an earlier attempt, if there is one and no
-// other follows, instead of err.
-func (a *attempt) giveHeld(err error) (*http.Response, error) {
-	if _, again := errors.AsType[reverseproxy.DialError](err); again && !a.call.GaveUp() || a.client.Err() != nil {
-		return nil, err
-	}
+	a.call.GiveUp()
 	if res := a.call.Held(); res != nil {
 		a.call.Accept()
 		return res, nil
@@ -253,6 +250,11 @@ const logInterval = 10 * time.Second
 func (t *Transport) mayLog(now time.Time) bool {
 	last := t.logged.Load()
 	return now.UnixNano()-last >= int64(logInterval) && t.logged.CompareAndSwap(last, now.UnixNano())
+}
+
+// blame books a failure of the endpoint that a call found out about.
+func (a *attempt) blame() {
+	a.endpoint.Health().Failed(&a.model.Policy.Health, false, a.mayEject)
 }
 
 // mayEject reports whether one more of the model's endpoints may be ejected.

@@ -278,7 +278,7 @@ func (t *Transport) direct(req *http.Request, c *call.Call, e *routing.Endpoint)
 		}
 	}
 	delete(h, workloadHeader) // FlexInfer's own business
-	h[requestIDHeader] = []string{c.AttemptID()}
+	h[call.RequestIDHeader] = []string{c.AttemptID()}
 	if c.Renamed() != "" || c.HidesUsage() {
 		h["Accept-Encoding"] = []string{"identity"} // what is to be changed must be legible
 	}

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/call"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/openai"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/rewrite"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/usage"
@@ -64,10 +65,9 @@ func (a *attempt) watch(res *http.Response) *watchedBody {
 		b.usage.Format, b.usage.Encoding, b.usage.WantID = format, encoding, c.Binds()
 		if model, hide := c.Renamed(), c.HidesUsage() && b.events; (model != "" || hide) && usage.Plain(encoding) {
 			b.rewrite = rewrite.New(format, rewrite.Options{Model: model, HideUsage: hide})
-			// The length is another one; whether the digests still fit
-			// is not worth finding out.
-			res.ContentLength = -1
-			for _, field := range []string{"Content-Length", "Etag", "Content-Md5", "Digest", "Content-Digest", "Repr-Digest", "Accept-Ranges"} {
+			res.ContentLength = -1 // it is another one
+			call.DropDigests(res.Header)
+			for _, field := range []string{"Content-Length", "Etag", "Accept-Ranges"} {
 				delete(res.Header, field)
 			}
 		}
@@ -161,7 +161,7 @@ func (b *watchedBody) end(err error) {
 	ans.Broken = err != nil && !whole && a.client.Err() == nil
 	switch {
 	case ans.Broken:
-		a.endpoint.Health().Failed(&a.model.Policy.Health, false, a.mayEject)
+		a.blame()
 	case whole && a.fine:
 		a.endpoint.Health().Succeeded()
 	}

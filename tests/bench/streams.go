@@ -162,6 +162,29 @@ func readUntil(r io.Reader, text string) error {
 	}
 }
 
+// connections are those that stay open while memory is measured.
+type connections []net.Conn
+
+func (c *connections) keep(conns ...net.Conn) { *c = append(*c, conns...) }
+
+// weigh runs measure with a proxy alone, what it takes of memory before, and
+// connections that are closed in the end.
+func weigh(c *candidate, dir string, measure func(p *proxy, e *engine, before memory, conns *connections) error) error {
+	return alone(c, dir, func(p *proxy, e *engine) error {
+		before, err := memoryOf(p.cmd.Process.Pid)
+		if err != nil {
+			return err
+		}
+		var conns connections
+		defer func() {
+			for _, conn := range conns {
+				_ = conn.Close()
+			}
+		}()
+		return measure(p, e, before, &conns)
+	})
+}
+
 // measureStreams compares what an open stream takes of a proxy's memory.
 func measureStreams(ctx context.Context, o *options, candidates []*candidate, dir string) error {
 	for _, size := range o.sizes {
@@ -172,23 +195,13 @@ func measureStreams(ctx context.Context, o *options, candidates []*candidate, di
 				return errors.New("interrupted")
 			}
 			progress("streams: %s", c.name)
-			err := alone(c, dir, func(p *proxy, e *engine) error {
-				before, err := memoryOf(p.cmd.Process.Pid)
-				if err != nil {
-					return err
-				}
-				var conns []net.Conn
-				defer func() {
-					for _, conn := range conns {
-						_ = conn.Close()
-					}
-				}()
+			err := weigh(c, dir, func(p *proxy, e *engine, before memory, conns *connections) error {
 				for i := range o.streams {
 					conn, call, err := open(p, e, chats[i%len(chats)])
 					if err != nil {
 						return fmt.Errorf("stream %d: %w", i, err)
 					}
-					conns = append(conns, conn, call.conn)
+					conns.keep(conn, call.conn)
 				}
 				time.Sleep(3 * time.Second)
 				after, err := memoryOf(p.cmd.Process.Pid)
@@ -217,17 +230,7 @@ func measureUploads(ctx context.Context, o *options, candidates []*candidate, di
 			return errors.New("interrupted")
 		}
 		progress("uploads: %s", c.name)
-		err := alone(c, dir, func(p *proxy, e *engine) error {
-			before, err := memoryOf(p.cmd.Process.Pid)
-			if err != nil {
-				return err
-			}
-			var conns []net.Conn
-			defer func() {
-				for _, conn := range conns {
-					_ = conn.Close()
-				}
-			}()
+		err := weigh(c, dir, func(p *proxy, e *engine, before memory, conns *connections) error {
 			request := c8.request(p.listen)
 			sent := make(chan error, o.uploads)
 			for range o.uploads {
@@ -235,7 +238,7 @@ func measureUploads(ctx context.Context, o *options, candidates []*candidate, di
 				if err != nil {
 					return err
 				}
-				conns = append(conns, conn)
+				conns.keep(conn)
 				go func() {
 					_, err := conn.Write(request[:len(request)-1])
 					sent <- err
@@ -251,7 +254,7 @@ func measureUploads(ctx context.Context, o *options, candidates []*candidate, di
 			if err != nil {
 				return err
 			}
-			for _, conn := range conns {
+			for _, conn := range *conns {
 				if _, err := conn.Write(request[len(request)-1:]); err != nil {
 					return err
 				}
@@ -261,7 +264,7 @@ func measureUploads(ctx context.Context, o *options, candidates []*candidate, di
 				if err != nil {
 					return err
 				}
-				conns = append(conns, call.conn)
+				conns.keep(call.conn)
 			}
 			after, err := memoryOf(p.cmd.Process.Pid)
 			uploading[c.name] = float64(during.now-before.now) / all

@@ -3,8 +3,6 @@ package blackbox
 import (
 	"bufio"
 	"bytes"
-	"compress/gzip"
-	"compress/zlib"
 	"fmt"
 	"io"
 	"maps"
@@ -12,9 +10,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-
-	"github.com/andybalholm/brotli"
-	"github.com/klauspost/compress/zstd"
 
 	"github.com/flexinfer/caddy-flexinfer/tests/harness"
 )
@@ -24,23 +19,7 @@ import (
 func encodeEvents(t *testing.T, coding string, events ...string) string {
 	t.Helper()
 	var b bytes.Buffer
-	var w interface {
-		io.WriteCloser
-		Flush() error
-	}
-	switch coding {
-	case "gzip":
-		w = gzip.NewWriter(&b)
-	case "deflate":
-		w = zlib.NewWriter(&b)
-	case "br":
-		w = brotli.NewWriter(&b)
-	case "zstd":
-		var err error
-		if w, err = zstd.NewWriter(&b, zstd.WithEncoderConcurrency(1)); err != nil {
-			t.Fatal(err)
-		}
-	}
+	w := newEncoder(t, coding, &b)
 	for _, e := range events {
 		if _, err := io.WriteString(w, e); err != nil {
 			t.Fatal(err)

@@ -15,26 +15,37 @@ import (
 	"github.com/flexinfer/caddy-flexinfer/tests/harness"
 )
 
+// An encoder is a writer under a content coding.
+type encoder interface {
+	io.WriteCloser
+	Flush() error
+}
+
+func newEncoder(t *testing.T, coding string, to io.Writer) encoder {
+	t.Helper()
+	switch coding {
+	case "gzip":
+		return gzip.NewWriter(to)
+	case "deflate":
+		return zlib.NewWriter(to)
+	case "br":
+		return brotli.NewWriter(to)
+	case "zstd":
+		w, err := zstd.NewWriter(to, zstd.WithEncoderConcurrency(1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return w
+	}
+	t.Fatalf("no coding is called %q", coding)
+	return nil
+}
+
 // encode returns body under a content coding.
 func encode(t *testing.T, coding, body string) string {
 	t.Helper()
 	var b bytes.Buffer
-	var w io.WriteCloser
-	switch coding {
-	case "gzip":
-		w = gzip.NewWriter(&b)
-	case "deflate":
-		w = zlib.NewWriter(&b)
-	case "br":
-		w = brotli.NewWriter(&b)
-	case "zstd":
-		var err error
-		if w, err = zstd.NewWriter(&b); err != nil {
-			t.Fatal(err)
-		}
-	default:
-		return body
-	}
+	w := newEncoder(t, coding, &b)
 	if _, err := io.WriteString(w, body); err != nil {
 		t.Fatal(err)
 	}

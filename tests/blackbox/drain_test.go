@@ -33,12 +33,7 @@ func newStreams(t *testing.T, names ...string) *streams {
 			harness.Answer(x)
 			return
 		}
-		x.StartStream("text/event-stream")
-		x.Chunk("data: first\n\n")
-		if gate.Wait(x) {
-			x.Chunk("data: last\n\n")
-			x.EndStream()
-		}
+		firstAndLast(x, gate)
 	})
 	return s
 }

@@ -127,19 +127,7 @@ func TestL1_SlotsAreGivenBackOnEveryOtherExit(t *testing.T) {
 			g.WaitIdle(t)
 		})
 	}
-	// What is left behind would show now.
-	for _, u := range ups {
-		u.Forget()
-	}
-	inParallel(t, 4, 300, func(ctx context.Context, _ int) error {
-		_, err := g.Try(ctx, http.MethodPost, other, bare("m"))
-		return err
-	})
-	for i, n := range served(ups) {
-		if n < 70 || n > 130 {
-			t.Errorf("upstream %d got %d of 300 requests", i, n)
-		}
-	}
+	spreadEvenly(t, g, ups, other, 300, 70, 130)
 }
 
 // T4, T7: a machine that is off holds up no more calls than it takes to find

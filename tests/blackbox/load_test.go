@@ -206,19 +206,7 @@ func TestL1_SlotsAreGivenBackOnEveryExit(t *testing.T) {
 					g.WaitIdle(t)
 				})
 			}
-			// What is left behind would show now: normal requests spread evenly.
-			for _, u := range ups {
-				u.Forget()
-			}
-			inParallel(t, 4, 900, func(ctx context.Context, i int) error {
-				_, err := g.Try(ctx, http.MethodPost, "/v1/answer", bare("m"))
-				return err
-			})
-			for i, n := range served(ups) {
-				if n < 250 || n > 350 {
-					t.Errorf("upstream %d got %d of 900 requests", i, n)
-				}
-			}
+			spreadEvenly(t, g, ups, "/v1/answer", 900, 250, 350)
 			g.WaitIdle(t)
 		})
 	}

@@ -8,6 +8,7 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"strings"
 	"sync"
 	"testing"
@@ -72,6 +73,36 @@ func upstreamOf(t *testing.T, res *harness.Response) string {
 // the upstream.
 func named(name string) func(*harness.Exchange) {
 	return func(x *harness.Exchange) { x.Respond(200, "application/json", fmt.Sprintf(`{"upstream":%q}`, name)) }
+}
+
+// firstAndLast answers with a stream of two events, the last once the gate is
+// open.
+func firstAndLast(x *harness.Exchange, gate *harness.Gate) {
+	x.StartStream("text/event-stream")
+	x.Chunk("data: first\n\n")
+	if gate.Wait(x) {
+		x.Chunk("data: last\n\n")
+		x.EndStream()
+	}
+}
+
+// spreadEvenly fails the test unless n requests for the model m are spread over
+// the upstreams, each of which gets from least to most of them: counts that
+// were left behind would show.
+func spreadEvenly(t *testing.T, g *harness.Gateway, ups []*harness.Upstream, path string, n, least, most int) {
+	t.Helper()
+	for _, u := range ups {
+		u.Forget()
+	}
+	inParallel(t, 4, n, func(ctx context.Context, _ int) error {
+		_, err := g.Try(ctx, http.MethodPost, path, bare("m"))
+		return err
+	})
+	for i, got := range served(ups) {
+		if got < least || got > most {
+			t.Errorf("upstream %d got %d of %d requests", i, got, n)
+		}
+	}
 }
 
 // inParallel calls do with 0 to n-1, from so many goroutines at once, and

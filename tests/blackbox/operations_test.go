@@ -39,12 +39,7 @@ func TestDraining(t *testing.T) {
 			harness.Answer(x)
 			return
 		}
-		x.StartStream("text/event-stream")
-		x.Chunk("data: first\n\n")
-		if gate.Wait(x) {
-			x.Chunk("data: last\n\n")
-			x.EndStream()
-		}
+		firstAndLast(x, gate)
 	})
 	g := harness.Start(t, harness.Config{Flexinfer: model("m", to(up)), Global: "shutdown_delay 1s\ngrace_period 20s"})
 	res, err := g.Open(t.Context(), http.MethodPost, "/v1/chat/completions", `{"model":"m","stream":true}`)

@@ -25,7 +25,7 @@ func (c *Call) Dialled() time.Time { return c.dialled }
 // Stream reports whether the request asks for a stream. Ollama's own API
 // streams unless it is told otherwise.
 func (c *Call) Stream() bool {
-	d := c.document()
+	d := c.doc
 	if d == nil {
 		return false
 	}

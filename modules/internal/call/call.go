@@ -69,9 +69,9 @@ type Call struct {
 	header  http.Header
 	path    string // without /model/<name>
 	body    []byte
-	buf     *buffer // holds body, unless body is small
-	length  int64   // of the body, -1 if it was not read to its end
-	doc     *openai.Doc
+	buf     *buffer     // holds body, unless body is small
+	length  int64       // of the body, -1 if it was not read to its end
+	doc     *openai.Doc // the scanned body, nil if it is none, or no more there
 	read    bool
 	readErr error
 	badDoc  error
@@ -88,6 +88,10 @@ type Call struct {
 	clamped    string
 	hidesUsage bool
 	sentName   string // of the model, in the last attempt
+
+	// Where a form names the model, once that is asked for.
+	formModels     []openai.Span
+	haveFormModels bool
 
 	// What it asks for.
 	asked    string
@@ -306,7 +310,7 @@ func (c *Call) Answer() *Answer { return &c.answered }
 func (c *Call) SessionKey() routing.Key {
 	if !c.haveSession {
 		c.haveSession = true
-		c.session = c.set.Keys.Session(c.header, c.document())
+		c.session = c.set.Keys.Session(c.header, c.doc)
 	}
 	return c.session
 }
@@ -315,7 +319,7 @@ func (c *Call) SessionKey() routing.Key {
 func (c *Call) PrefixKey() routing.Key {
 	if !c.havePrefix {
 		c.havePrefix = true
-		c.prefix = c.set.Keys.Head(c.modelName(), c.adapter, c.header, c.document())
+		c.prefix = c.set.Keys.Head(c.modelName(), c.adapter, c.header, c.doc)
 		if !c.prefix.Usable() {
 			c.prefix = key.Fallback(c.SessionKey())
 		}
@@ -325,7 +329,7 @@ func (c *Call) PrefixKey() routing.Key {
 
 // Holds reports whether the request has a usable key in a source.
 func (c *Call) Holds(source routing.KeySource) bool {
-	return c.set.Keys.Holds(source, c.modelName(), c.adapter, c.header, c.document())
+	return c.set.Keys.Holds(source, c.modelName(), c.adapter, c.header, c.doc)
 }
 
 func (c *Call) modelName() string {
@@ -336,15 +340,7 @@ func (c *Call) modelName() string {
 }
 
 // Continues implements [routing.Keys].
-func (c *Call) Continues() bool { return key.Continues(c.document()) }
-
-// document returns the scanned body, or nil if there is none any more.
-func (c *Call) document() *openai.Doc {
-	if c.ended {
-		return nil
-	}
-	return c.doc
-}
+func (c *Call) Continues() bool { return key.Continues(c.doc) }
 
 // Interface guard
 var _ routing.Keys = (*Call)(nil)

@@ -16,7 +16,7 @@ import (
 // edit works out what endpoints are to see otherwise than the client wrote it,
 // whichever endpoint it is. The body itself stays as it is.
 func (c *Call) edit() {
-	d := c.document()
+	d := c.doc
 	if d == nil {
 		return
 	}
@@ -112,7 +112,11 @@ func (c *Call) rename(name string) (e openai.Edit, ok bool) {
 
 // renameForm returns the edits that give a form's field model the value name.
 func (c *Call) renameForm(name string) (edits []openai.Edit) {
-	for _, s := range openai.FormModels(c.body, c.header.Get("Content-Type")) {
+	if !c.haveFormModels { // there may be several attempts, and files are large
+		c.haveFormModels = true
+		c.formModels = openai.FormModels(c.body, c.header.Get("Content-Type"))
+	}
+	for _, s := range c.formModels {
 		if string(c.body[s.Start:s.End]) != name {
 			edits = append(edits, openai.Edit{Span: s, With: []byte(name)})
 		}
@@ -140,9 +144,7 @@ func (c *Call) Rewind(r *http.Request) {
 func (c *Call) rewind(r *http.Request, buf *buffer, pieces [][]byte) {
 	r.ContentLength = lengthOf(pieces)
 	if len(pieces) > 1 || c.decodes {
-		for _, field := range []string{"Content-Md5", "Digest", "Content-Digest", "Repr-Digest"} {
-			delete(r.Header, field) // of other bytes
-		}
+		DropDigests(r.Header)
 	}
 	if buf != nil {
 		r.Body = &attemptBody{buf: buf, rest: pieces}
@@ -158,5 +160,12 @@ func (c *Call) rewind(r *http.Request, buf *buffer, pieces [][]byte) {
 	}
 	if len(r.Trailer) > 0 {
 		r.ContentLength = -1 // trailers follow chunks only
+	}
+}
+
+// DropDigests drops the digests of a body whose bytes have been changed.
+func DropDigests(h http.Header) {
+	for _, field := range []string{"Content-Md5", "Digest", "Content-Digest", "Repr-Digest"} {
+		delete(h, field)
 	}
 }

@@ -6,7 +6,9 @@ import (
 	"time"
 )
 
-const requestIDHeader = "X-Request-Id"
+// RequestIDHeader is the field that request ids are in, to the client and to
+// endpoints.
+const RequestIDHeader = "X-Request-Id"
 
 // maxRequestID is the longest id that is taken from a client, in bytes.
 const maxRequestID = 128
@@ -17,7 +19,7 @@ func (c *Call) RequestID() string {
 	if c.id != "" {
 		return c.id
 	}
-	if v := c.header[requestIDHeader]; len(v) > 0 && goodID(v[0]) {
+	if v := c.header[RequestIDHeader]; len(v) > 0 && goodID(v[0]) {
 		c.id = v[0]
 		return c.id
 	}

@@ -11,7 +11,7 @@ import (
 func withID(id string) *Call {
 	c := &Call{header: make(http.Header)}
 	if id != "" {
-		c.header.Set(requestIDHeader, id)
+		c.header.Set(RequestIDHeader, id)
 	}
 	return c
 }
@@ -42,7 +42,7 @@ func TestRequestID(t *testing.T) {
 		if tt.good != (got == tt.id) || !tt.good && !own.MatchString(got) {
 			t.Errorf("%q: got %q", tt.id, got)
 		}
-		c.header.Set(requestIDHeader, "other") // the proxy's own field, by then
+		c.header.Set(RequestIDHeader, "other") // the proxy's own field, by then
 		if again := c.RequestID(); again != got {
 			t.Errorf("%q: got %q, then %q", tt.id, got, again)
 		}

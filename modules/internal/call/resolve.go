@@ -116,7 +116,7 @@ func (c *Call) Resolve(r *http.Request, cat *catalog.Catalog) error {
 // check refuses a request that engines would refuse for its shape, if the
 // settings ask for it.
 func (c *Call) check() *refusal.Refusal {
-	d := c.document()
+	d := c.doc
 	if !c.set.Validate || d == nil {
 		return nil
 	}
@@ -134,7 +134,7 @@ func (c *Call) follow() (ok bool) {
 	if id, below := strings.CutPrefix(c.path, responsesPath+"/"); below {
 		id, _, _ = strings.Cut(id, "/")
 		c.bound, ok = c.set.Responses.Find(id)
-	} else if d := c.document(); d != nil {
+	} else if d := c.doc; d != nil {
 		var id [responses.MaxID]byte
 		if s, whole := d.AppendString(id[:0], d.Field(openai.FieldPreviousResponseID), len(id)); whole {
 			c.bound, ok = c.set.Responses.Find(string(s))

@@ -78,9 +78,6 @@ func (c *Call) WantsFresh() bool { return c.fresh }
 // WasStale reports whether an attempt failed as Stale.
 func (c *Call) WasStale() bool { return c.stale }
 
-// GaveUp reports whether no attempt follows.
-func (c *Call) GaveUp() bool { return c.gaveUp }
-
 // GiveUp says that no attempt may follow the one under way.
 func (c *Call) GiveUp() { c.gaveUp = true }
 

@@ -81,14 +81,14 @@ func TestFailed(t *testing.T) {
 			})
 			went := []string{strings.TrimSuffix(c.Lease().Endpoint().Address, ":1")}
 			for i, f := range tt.fails {
-				if c.GaveUp() {
+				if c.gaveUp {
 					t.Fatal("gave up before the last failure")
 				}
 				again := c.Failed(f, "test")
 				lease := c.Next()
 				switch {
-				case again != (lease != nil) || again == c.GaveUp():
-					t.Fatalf("failure %d: again %v, gave up %v, lease %v", i, again, c.GaveUp(), lease)
+				case again != (lease != nil) || again == c.gaveUp:
+					t.Fatalf("failure %d: again %v, gave up %v, lease %v", i, again, c.gaveUp, lease)
 				case again && c.WantsFresh() != (f == Stale || f == Unsent):
 					t.Errorf("failure %d: wants a fresh connection: %v", i, c.WantsFresh())
 				case again:
@@ -159,7 +159,7 @@ func TestGiveUp(t *testing.T) {
 					t.Errorf("failure %d is followed by an attempt", f)
 				}
 			}
-			if c.Next() != nil || !c.GaveUp() {
+			if c.Next() != nil || !c.gaveUp {
 				t.Error("one attempt too many")
 			}
 		})

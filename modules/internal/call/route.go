@@ -48,7 +48,10 @@ func Target(d routing.Decision) string {
 // AllowRoute says whether the answer tells the client how it was routed.
 func (c *Call) AllowRoute(yes bool) { c.tellRoute = yes }
 
-// Route returns the value of X-Flexinfer-Route, or "" if the client is not to
+// RouteHeader is the field that tells a client how its call was routed.
+const RouteHeader = "X-Flexinfer-Route"
+
+// Route returns the value of RouteHeader, or "" if the client is not to
 // be told.
 func (c *Call) Route() string {
 	if !c.tellRoute || c.decision.Lease == nil {

@@ -10,6 +10,7 @@ import (
 	"mime/multipart"
 	"net/textproto"
 	"strings"
+	"unicode"
 )
 
 // maxFormModel is the longest model name, in bytes, that FormModel takes.
@@ -121,17 +122,11 @@ func modelIn(body []byte, start, end int) (s Span, ok bool) {
 		return s, false
 	}
 	// The line end before the delimiter is the delimiter's.
-	s.Start, s.End = end-len(content), end
-	for s.Start < s.End && isSpace(body[s.Start]) {
-		s.Start++
-	}
-	for s.End > s.Start && isSpace(body[s.End-1]) {
-		s.End--
-	}
+	content = bytes.TrimLeftFunc(content, unicode.IsSpace)
+	s.Start = end - len(content)
+	s.End = s.Start + len(bytes.TrimRightFunc(content, unicode.IsSpace))
 	return s, s.Present()
 }
-
-func isSpace(c byte) bool { return c == ' ' || c == '\t' || c == '\r' || c == '\n' }
 
 // isFile reports whether a part has a file name, be it empty.
 func isFile(part *multipart.Part) bool {
