@@ -39,6 +39,10 @@ type Spec struct {
 
 	// Header holds fields to set on each request to this endpoint.
 	Header http.Header
+
+	// MaxInflight is the most calls that the endpoint may have in flight,
+	// those of all models together. 0 is as many as come.
+	MaxInflight int
 }
 
 // URL returns scheme, address and base path in one string.
@@ -62,7 +66,7 @@ const maxWeight = 100
 // Equal reports whether s and o describe the same endpoint in the same words.
 func (s *Spec) Equal(o *Spec) bool {
 	return s.ID == o.ID && s.Scheme == o.Scheme && s.Address == o.Address && s.Path == o.Path &&
-		s.Model == o.Model && s.Weight == o.Weight && maps.Equal(s.Labels, o.Labels) &&
+		s.Model == o.Model && s.Weight == o.Weight && s.MaxInflight == o.MaxInflight && maps.Equal(s.Labels, o.Labels) &&
 		maps.EqualFunc(s.Header, o.Header, slices.Equal)
 }
 
@@ -110,35 +114,3 @@ func (e *Endpoint) Inflight() int { return e.entry.Active() }
 // Reserved returns the number of calls for this endpoint's model that picked
 // the endpoint and have not dialled it yet.
 func (e *Endpoint) Reserved() int { return e.entry.Reserved() }
-
-// A Source knows models and the endpoints that serve them.
-//
-// One that has work to do in the background is a [Starter] too, and one that
-// needs time to look around a [Settler].
-type Source interface {
-	// Models returns what the source knows now and a channel that is closed
-	// when it knows something else. It does no I/O. The channel is nil if
-	// the answer never changes. The caller does not modify the slice.
-	Models() ([]Model, <-chan struct{})
-}
-
-// A Starter is a source with work to do in the background. Start begins it
-// once the whole configuration is in order; the module's Cleanup ends it.
-type Starter interface{ Start() error }
-
-// A Settler is a source that needs time to look around. Until it is settled
-// an unknown model is not refused for good. The channel that Models returns is
-// closed also when the source settles.
-type Settler interface{ Settled() bool }
-
-// A Model is one of a source's models with the endpoints that serve it. A
-// source that serves a single model's block leaves Name empty.
-type Model struct {
-	Name string
-
-	// Aliases are other names for the model. One that is the name of
-	// another model stands for that one.
-	Aliases []string
-
-	Endpoints []Spec
-}
