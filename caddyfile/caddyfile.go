@@ -52,11 +52,18 @@ var places = map[string]string{
 	"adapter":        modelBlock,
 	"context_window": modelBlock,
 	"service":        modelBlock,
+	"service_label":  modelBlock,
+	"priority":       modelBlock,
+	"activate":       modelBlock,
 	"to":             modelBlock,
 
-	"weight": toBlock,
-	"label":  toBlock,
-	"header": toBlock,
+	"weight":       toBlock,
+	"label":        toBlock,
+	"header":       toBlock,
+	"max_inflight": toBlock,
+
+	"label_groups": globalBlock,
+	"queue":        globalBlock,
 
 	"debug_header":      globalBlock,
 	"env_ignore":        globalBlock,

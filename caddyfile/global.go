@@ -48,6 +48,14 @@ import (
 //	        passes           <count>
 //	        fails            <count>
 //	    }
+//	    queue {
+//	        max_size           <calls>
+//	        timeout            <duration>
+//	        cold_start_timeout <duration>
+//	        stalled_load       <duration>
+//	        backoff            <retries> [<initial> [<max>]]
+//	    }
+//	    label_groups    <mode>
 //	    reservation_ttl <duration>
 //	    ledger {
 //	        bucket <duration>
@@ -88,6 +96,8 @@ func parseGlobalOption(d *caddyfile.Dispenser, existing any) (any, error) {
 		"retries":           retriesInto(&a.Retries),
 		"timeouts":          timeoutsInto(&a.Timeouts, false),
 		"health":            g.healthTimes(healthInto(&a.Health), &a.Health, nil),
+		"queue":             queueInto(&a.Queue),
+		"label_groups":      choice("least-loaded", &a.LabelGroups, app.CheckLabelGroups),
 		"reservation_ttl":   value("10s", timeFrom0, func(t caddy.Duration) { a.ReservationTTL = &t }),
 		"ledger":            ledgerInto(&a.Ledger),
 		"max_tokens_clamp":  clampInto(&a.MaxTokensClamp),

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strconv"
 
+	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 
@@ -26,9 +27,14 @@ import (
 //	        weight <1-100>
 //	        label  <name> <value>
 //	        header <field> <value>
+//	        max_inflight <calls>
 //	    }
 //	    source  <module> [<options...>]
 //	    service <address>
+//	    service_label <labels...>
+//	    priority <number>
+//	    activate <activator> [<options...>]
+//	    cold_start_timeout <duration>
 //	    context_window <tokens>|auto
 //	    retries [<count>] {
 //	        <options...>
@@ -44,7 +50,7 @@ import (
 //
 // An address is host:port, or a URL with the scheme http, https or h2c and
 // perhaps a base path. The properties in the block of `to` are those of each
-// of its addresses. `alias`, `adapter`, `to` and `source` may be repeated, as
+// of its addresses. `alias`, `adapter`, `to`, `service_label` and `source` may be repeated, as
 // may `label` and `header`. `source` is for modules that discover endpoints. The
 // options of `retries` and `health` are those of the global option; what a model
 // leaves out there is as it says.
@@ -87,6 +93,14 @@ func (g *global) parseModel(d *caddyfile.Dispenser) (*app.Model, error) {
 			}
 			return nil
 		}),
+		"service_label": words("chat", func(label string) error {
+			m.ServiceLabels = append(m.ServiceLabels, label)
+			return sources.CheckName(label)
+		}),
+		"priority":           value("100", wholeNumber, func(n int) { m.Priority = n }),
+		"activate":           {read: activateInto(&m.ActivateRaw)},
+		"cold_start_timeout": value("60s", timeAbove0, func(t caddy.Duration) { m.ColdStartTimeout = t }),
+
 		"context_window": windowInto(m),
 		"retries":        retriesInto(&m.Retries),
 		"timeouts":       timeoutsInto(&m.Timeouts, true),
@@ -148,6 +162,9 @@ func (u *upstreams) parseTo(d *caddyfile.Dispenser) error {
 			return sources.CheckUpstreamModel(name)
 		}),
 		"weight": value("2", weight, func(n int) { shared.Weight = n }),
+
+		"max_inflight": value("8", numberFrom(1), func(n int) { shared.MaxInflight = n }),
+
 		"label":  pair("region eu", &shared.Labels, func(_, _ string) error { return nil }),
 		"header": pair(`Authorization "Bearer {env.KEY}"`, &shared.Headers, sources.CheckHeader),
 	})
@@ -157,6 +174,7 @@ func (u *upstreams) parseTo(d *caddyfile.Dispenser) error {
 	for i := range u.list[first:] {
 		up := &u.list[first+i]
 		up.Model, up.Weight, up.Labels, up.Headers = shared.Model, shared.Weight, shared.Labels, shared.Headers
+		up.MaxInflight = shared.MaxInflight
 	}
 	return nil
 }

@@ -163,6 +163,7 @@ func serveExplain(w http.ResponseWriter, r *http.Request) error {
 		asked := r.WithContext(r.Context())
 		asked.URL = u
 		c := call.Begin(asked, a.Settings())
+		c.DryRun()
 		err := c.Resolve(asked, cat)
 		r.Body = asked.Body // read by now
 		if err == nil {

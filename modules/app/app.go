@@ -35,6 +35,8 @@ type instance struct {
 
 	strategy     routing.Strategy
 	strategyName string
+	named        map[[2]string]routing.Strategy // see strategyOf
+	unload       []context.CancelFunc           // unloads those
 	catalog      *catalog.Catalog
 
 	// What Start starts and Cleanup closes: the app's own catalog and those
@@ -67,6 +69,7 @@ func Of(ctx caddy.Context) (*App, error) {
 // Provision sets up a.
 func (a *App) Provision(ctx caddy.Context) error {
 	a.ctx, a.logger = ctx, ctx.Logger()
+	a.named = make(map[[2]string]routing.Strategy)
 	if err := a.applyEnvironment(a.logger); err != nil {
 		return err
 	}
@@ -80,6 +83,7 @@ func (a *App) Provision(ctx caddy.Context) error {
 	a.state = st.(*state)
 	a.settings = a.callSettings()
 	a.settings.Responses = a.state.responses
+	a.settings.Lanes = a.state.lanes
 
 	if a.strategy, a.strategyName, err = a.LoadStrategy(ctx, a, "RoutingRaw", a.RoutingRaw); err != nil {
 		return err
@@ -101,7 +105,9 @@ func (a *App) Provision(ctx caddy.Context) error {
 				zap.String("model", m.Name), zap.Int("context_window", m.ContextWindow), zap.Int("prompt_reserve", reserve))
 		}
 	}
-	a.catalog = a.newCatalog(declared, nil, a.strategy, a.strategyName)
+	a.catalog = a.newCatalog(&catalog.Config{
+		Models: declared, Strategy: a.strategy, StrategyName: a.strategyName, Lanes: a.state.lanes, GroupMode: a.groupMode(),
+	})
 	if err := watchShutdown(ctx); err != nil {
 		return err
 	}
@@ -110,7 +116,10 @@ func (a *App) Provision(ctx caddy.Context) error {
 
 // declare turns a model's configuration into what the catalog takes.
 func (a *App) declare(ctx caddy.Context, m *Model) (d catalog.Declaration, err error) {
-	d = catalog.Declaration{Name: m.Name, Aliases: m.Aliases, Adapters: m.Adapters, Policy: a.policyOf(m)}
+	d = catalog.Declaration{
+		Name: m.Name, Aliases: m.Aliases, Adapters: m.Adapters,
+		Groups: m.ServiceLabels, Priority: m.Priority, Policy: a.policyOf(m),
+	}
 	if d.Strategy, d.StrategyName, err = a.LoadStrategy(ctx, m, "RoutingRaw", m.RoutingRaw); err != nil {
 		return d, err
 	}
@@ -118,6 +127,9 @@ func (a *App) declare(ctx caddy.Context, m *Model) (d catalog.Declaration, err e
 		d.Strategy, d.StrategyName = a.strategy, a.strategyName
 	}
 	if d.Sources, err = a.loadSources(ctx, m, "SourcesRaw"); err != nil {
+		return d, err
+	}
+	if d.Activator, err = a.loadActivator(ctx, m); err != nil {
 		return d, err
 	}
 	if m.Service != "" {
@@ -198,14 +210,18 @@ func (a *App) CatalogOf(ctx caddy.Context, module any, field string, s routing.S
 	if s == nil {
 		s, name = a.strategy, a.strategyName
 	}
-	return a.newCatalog(nil, found, s, name), nil
+	return a.newCatalog(&catalog.Config{Sources: found, Strategy: s, StrategyName: name}), nil
 }
 
-func (a *App) newCatalog(declared []catalog.Declaration, listing []routing.Source, s routing.Strategy, name string) *catalog.Catalog {
-	c := catalog.New(catalog.Config{
-		Ledger: a.state.ledger, Budgets: a.state.budgets, Health: a.state.health, Models: declared, Sources: listing,
-		Strategy: s, StrategyName: name, Policy: a.policyOf(nil),
-	})
+// newCatalog returns a catalog with what all catalogs of the configuration have
+// in common.
+func (a *App) newCatalog(cfg *catalog.Config) *catalog.Catalog {
+	cfg.Ledger, cfg.Budgets, cfg.Health = a.state.ledger, a.state.budgets, a.state.health
+	cfg.Policy, cfg.StrategyOf = a.policyOf(nil), a.strategyOf
+	cfg.Warn = func(model, problem string) {
+		a.logger.Warn("a model is not served as it asks for", zap.String("model", model), zap.String("problem", problem))
+	}
+	c := catalog.New(*cfg)
 	a.catalogs = append(a.catalogs, c)
 	return c
 }
@@ -228,6 +244,10 @@ func (a *App) Start() error {
 			return fmt.Errorf("starting a source: %w", err)
 		}
 	}
+	for _, c := range a.catalogs {
+		c.Refresh() // http may take requests at once
+	}
+	a.state.lanes.Serve(a.catalog)
 	ctx, cancel := context.WithCancel(context.Background())
 	a.cancel = cancel
 	for _, c := range a.catalogs {
@@ -266,6 +286,9 @@ func (a *App) Cleanup() error {
 	a.state.end(a)
 	for _, c := range a.catalogs {
 		c.Close()
+	}
+	for _, unload := range a.unload {
+		unload()
 	}
 	var errs []error
 	for _, l := range a.learning {

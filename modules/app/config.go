@@ -53,6 +53,17 @@ type App struct {
 	// option by option.
 	Health *Health `json:"health,omitempty"`
 
+	// How calls wait for a model.
+	Queue *Queue `json:"queue,omitempty"`
+
+	// Which of the models that claim a label gets a call for it: each in
+	// turn (`round-robin`), the one with the fewest calls (`least-loaded`), or
+	// the one that the call's prefix or session key belongs to (`prefix`,
+	// `session`; in turn without such a key). FlexInfer's own names are
+	// known as well: `prefix-or-rr`, which does without the session key,
+	// `session-or-rr` and `prefix-session-or-rr`. Default: `round-robin`.
+	LabelGroups string `json:"label_groups,omitempty"`
+
 	// How long a pick counts as load before its attempt dials; 0 counts
 	// only from the dial. Default: `10s`.
 	ReservationTTL *caddy.Duration `json:"reservation_ttl,omitempty"`
@@ -116,6 +127,22 @@ type Model struct {
 	// Where to go when no endpoint can be picked: host:port or a URL,
 	// usually a Kubernetes Service's name.
 	Service string `json:"service,omitempty"`
+
+	// Labels that the model claims a share of: a call for one goes to one of
+	// the models that claim it, as label_groups says. A label comes before a
+	// model of that name.
+	ServiceLabels []string `json:"service_labels,omitempty"`
+
+	// The model's place among those that claim its labels: only the ones
+	// with the highest priority of those that serve get calls.
+	// Default: `0`.
+	Priority int `json:"priority,omitempty"`
+
+	// How to wake the model when it sleeps. Default: it does not.
+	ActivateRaw json.RawMessage `json:"activate,omitempty" caddy:"namespace=flexinfer.activators inline_key=activator"`
+
+	// How long the model may take to wake. Default: as the app's queue says.
+	ColdStartTimeout caddy.Duration `json:"cold_start_timeout,omitempty"`
 
 	// How many tokens a prompt and its answer may have together. Default:
 	// unknown, and limits of tokens are left as they are.
@@ -212,6 +239,9 @@ func (a *App) validate() error {
 	if err := validatePolicy(a.Retries, a.Timeouts, a.Health, nil, false); err != nil {
 		return err
 	}
+	if err := a.Queue.validate(); err != nil {
+		return fmt.Errorf("queue: %w", err)
+	}
 	if err := a.MaxTokensClamp.validate(); err != nil {
 		return fmt.Errorf("max_tokens_clamp: %w", err)
 	}
@@ -222,6 +252,7 @@ func (a *App) validate() error {
 		{a.ResponseModel, CheckResponseModel},
 		{a.UsageMetrics, CheckUsageMetrics},
 		{a.DebugHeader, CheckDebugHeader},
+		{a.LabelGroups, CheckLabelGroups},
 	} {
 		if choice.value == "" {
 			continue
@@ -262,6 +293,14 @@ func (m *Model) validate(names *Names, health *Health) error {
 		if err := names.Add("adapter", adapter, m.Name); err != nil {
 			return err
 		}
+	}
+	for _, label := range m.ServiceLabels {
+		if err := sources.CheckName(label); err != nil {
+			return fmt.Errorf("service_label of model %q: %w", m.Name, err)
+		}
+	}
+	if m.ColdStartTimeout < 0 {
+		return fmt.Errorf("model %q: cold_start_timeout is negative; leave it out for its default", m.Name)
 	}
 	if len(m.SourcesRaw) == 0 && m.Service == "" {
 		return fmt.Errorf("model %q has neither sources nor a service; without either there is nowhere to send its calls", m.Name)

@@ -44,6 +44,10 @@ var variables = map[string]variable{
 		return &a.MaxTokensClamp.Enabled
 	})},
 	"PROXY_MAX_TOKENS_CLAMP_PROMPT_RESERVE_TOKENS": {set: setPromptReserve},
+	"PROXY_MAX_QUEUE_SIZE":                         {set: setQueueSize},
+	"PROXY_QUEUE_TIMEOUT":                          {set: setQueueTime(func(q *Queue) *caddy.Duration { return &q.Timeout })},
+	"PROXY_COLD_START_TIMEOUT":                     {set: setQueueTime(func(q *Queue) *caddy.Duration { return &q.ColdStartTimeout })},
+	"FLEXINFER_PROXY_LABEL_GROUP_ROUTING":          {set: setLabelGroups},
 	"PROXY_VALIDATE_REQUESTS":                      {set: setSwitch(func(a *App) **bool { return &a.ValidateRequests })},
 
 	"PROXY_AUTH_ENABLED":                 {refuse: insteadOfAuth},
@@ -57,22 +61,18 @@ var variables = map[string]variable{
 	"PROXY_ADMISSION_DEFAULT_MAX_TOKENS":    {},
 	"PROXY_ADMISSION_SAFETY_MARGIN_PERCENT": {},
 	"PROXY_AUTH_TOKEN":                      {},
-	"PROXY_BACKOFF_ENABLED":                 {},
+	"PROXY_BACKOFF_ENABLED":                 {}, // see setBackoff
 	"PROXY_BACKOFF_INITIAL_WAIT":            {},
 	"PROXY_BACKOFF_MAX_RETRIES":             {},
 	"PROXY_BACKOFF_MAX_WAIT":                {},
-	"PROXY_COLD_START_TIMEOUT":              {},
 	"PROXY_DIRECT_RUNTIME_ENABLED":          {},
 	"PROXY_GRACEFUL_SHUTDOWN_TIMEOUT":       {},
-	"PROXY_MAX_QUEUE_SIZE":                  {},
-	"PROXY_QUEUE_TIMEOUT":                   {},
 	"PROXY_RATE_LIMIT_BURST":                {},
 	"PROXY_RATE_LIMIT_GLOBAL":               {},
 	"PROXY_RATE_LIMIT_GLOBAL_BURST":         {},
 	"PROXY_RATE_LIMIT_PER_MODEL":            {},
 	"PROXY_SHUTDOWN_DRAIN_DELAY":            {},
 	"FLEXINFER_OTEL_SERVICE_NAMESPACE":      {},
-	"FLEXINFER_PROXY_LABEL_GROUP_ROUTING":   {},
 	"FLEXINFER_WORKLOAD_CLASS":              {},
 }
 
@@ -142,6 +142,9 @@ func (a *App) applyVariables(environ []string, logger *zap.Logger) error {
 		if err := v.apply(a, name, values[name], logger); err != nil {
 			refused = append(refused, err)
 		}
+	}
+	if err := a.setBackoff(values); err != nil {
+		logger.Warn("the environment's PROXY_BACKOFF_* cannot be used", zap.Error(err))
 	}
 	if a.routingOff {
 		logger.Warn("PROXY_ROUTING_ENABLED is off: every model is routed by the strategy default, whatever is configured")

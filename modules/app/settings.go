@@ -162,7 +162,13 @@ func (a *App) policyOf(m *Model) *catalog.Policy {
 	r := m.Retries.over(a.Retries).over(defaultRetries)
 	t := m.Timeouts.over(a.Timeouts).over(defaultTimeouts)
 	h := m.Health.over(a.Health).over(defaultHealth)
+	q := a.Queue.over(defaultQueue)
 	return &catalog.Policy{
+		QueueMax:     q.MaxSize,
+		QueueTimeout: time.Duration(q.Timeout),
+		ColdStart:    time.Duration(cmp.Or(m.ColdStartTimeout, q.ColdStartTimeout)),
+		Backoff:      q.Backoff.config(),
+
 		Retries:    *r.Max,
 		RetryOn:    statuses(r.On),
 		RetryReset: slices.Contains(r.On, reset),

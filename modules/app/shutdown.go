@@ -35,6 +35,9 @@ func (s shutdownWatcher) Handle(context.Context, caddy.Event) error {
 	}
 	begun := time.Now()
 	metrics.StartShutdown()
+	if st := live.Load(); st != nil {
+		st.lanes.Close() // what waits would hold up the rest, perhaps in vain
+	}
 	app, err := s.ctx.AppIfConfigured("http")
 	if err != nil {
 		return nil // nor can there be calls

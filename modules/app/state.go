@@ -32,6 +32,7 @@ type state struct {
 	health    *health.Registry
 	responses *responses.Store
 	budgets   *budget.Budgets
+	lanes     *catalog.Lanes
 	cancel    context.CancelFunc
 	sweeps    chan time.Duration
 
@@ -45,6 +46,7 @@ func newState() (caddy.Destructor, error) {
 	s.ledger = ledger.New(ledgerDefaults())
 	s.responses = responses.NewStore()
 	s.budgets = new(budget.Budgets)
+	s.lanes = catalog.NewLanes()
 	s.health = health.NewRegistry(health.Settings{OnChange: logHealth})
 	go s.sweep(ctx)
 	live.Store(s)
@@ -84,6 +86,7 @@ func (s *state) end(a *App) {
 	case len(s.apps) == 0:
 	case i == len(s.apps):
 		s.configure(s.apps[i-1])
+		s.lanes.Serve(s.apps[i-1].catalog)
 	default:
 		countChanges(tablesOf(a), tablesOf(s.apps[i]))
 	}
@@ -145,6 +148,7 @@ func (s *state) sweep(ctx context.Context) {
 		case <-ticker.C:
 			s.ledger.Sweep()
 			s.health.Sweep()
+			s.lanes.Poke() // reservations may have expired
 		}
 	}
 }

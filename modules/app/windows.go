@@ -80,20 +80,20 @@ func (l *windowLearner) run(ctx context.Context) {
 // round asks one endpoint after another until one says, beginning with the one
 // that said so last.
 func (l *windowLearner) round(ctx context.Context) {
-	r, ok := l.table().Resolve(l.model)
-	if !ok {
+	m := l.table().Model(l.model)
+	if m == nil {
 		return
 	}
-	endpoints := r.Model.Snapshot.Len()
+	endpoints := m.Snapshot.Len()
 	n := endpoints
-	if r.Model.Snapshot.HasService() {
+	if m.Snapshot.HasService() {
 		n++
 	}
 	var lastErr error
 	for range min(n, windowsAsked) {
-		e := r.Model.Snapshot.Service()
+		e := m.Snapshot.Service()
 		if i := l.next % n; i < endpoints {
-			e = r.Model.Snapshot.At(i)
+			e = m.Snapshot.At(i)
 		}
 		listed, err := l.ask(ctx, &e.Spec)
 		if ctx.Err() != nil {

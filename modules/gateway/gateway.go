@@ -135,6 +135,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	if err := c.Resolve(r, h.catalog); err != nil {
 		return h.refuse(w, r, c, err)
 	}
+	if err := c.Admit(r.Context()); err != nil {
+		return h.refuse(w, r, c, err)
+	}
 	if change := c.Clamped(); change != "" {
 		w.Header()["X-FlexInfer-MaxTokens-Clamped"] = []string{change} // as FlexInfer spells it
 	}
@@ -167,6 +170,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 // refuse answers a request that does not get as far as an upstream.
 func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, c *call.Call, err error) error {
 	status := metrics.StatusError
+	if rej, ok := errors.AsType[*call.Rejection](err); ok {
+		status = rej.Status
+	}
 	ref, ok := errors.AsType[*refusal.Refusal](err)
 	if !ok {
 		if ref = unreadable(err); ref == nil {

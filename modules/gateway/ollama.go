@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/flexinfer/caddy-flexinfer/modules/app"
-	"github.com/flexinfer/caddy-flexinfer/modules/internal/catalog"
 )
 
 // serveOllama answers r if it is for one of the pages of Ollama's API that
@@ -100,22 +99,11 @@ func (h *Handler) serveProcesses(w http.ResponseWriter, r *http.Request) {
 		Models []running `json:"models"`
 	}{[]running{}}
 	for _, m := range h.catalog.Table().Models() {
-		if ready(m) {
+		if m.Ready() {
 			list.Models = append(list.Models, running{newTag(m.Name, ""), never, 0})
 		}
 	}
 	writeJSON(w, r, list)
-}
-
-// ready reports whether there is somewhere to send the model's calls that is
-// not known to fail.
-func ready(m *catalog.Model) bool {
-	for i := range m.Snapshot.Len() {
-		if m.Snapshot.At(i).Health().Healthy() {
-			return true
-		}
-	}
-	return m.Snapshot.HasService()
 }
 
 // modulePath is that of the module that this package belongs to.

@@ -78,7 +78,7 @@ func entry(m *catalog.Model, adapter string) listed {
 		l.ID, l.Parent = adapter, m.Name
 		return l
 	}
-	l.Metadata = &metadata{Ready: ready(m), Endpoints: m.Snapshot.Len(), Aliases: m.Aliases}
+	l.Metadata = &metadata{Ready: m.Ready(), Endpoints: m.Snapshot.Len(), Aliases: m.Aliases}
 	return l
 }
 

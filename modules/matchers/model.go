@@ -17,6 +17,7 @@ import (
 
 	"github.com/flexinfer/caddy-flexinfer/modules/app"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/call"
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/catalog"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/refusal"
 )
 
@@ -80,7 +81,7 @@ func (m *MatchModel) MatchWithError(r *http.Request) (bool, error) {
 		if m.matches(name) {
 			return true, nil
 		}
-		if res, ok := cat.Table().Resolve(name); ok && m.matches(res.Model.Name) {
+		if res, ok := cat.Table().Resolve(name); ok && slices.ContainsFunc(res.Models(), func(model *catalog.Model) bool { return m.matches(model.Name) }) {
 			return true, nil
 		}
 	}

@@ -21,11 +21,16 @@ const (
 
 // Pick has a strategy pick from s: among the fit endpoints, or else among the
 // busy ones as well, or else among all that were not tried, because a call is
-// not refused for what is thought of an endpoint's health.
+// not refused for what is thought of an endpoint's health. It rather waits for
+// one that is fit and has no room than go to one that is not.
 func Pick(strategy Strategy, req *Request, s *Snapshot) Decision {
 	d := strategy.Pick(req, s)
-	for level := s.tolerated + 1; d.Lease == nil && level <= Ejected && s.Len() > 0; level++ {
-		t := s.Tolerating(level)
+	t := s
+	for d.Lease == nil && s.Len() > 0 {
+		if d.Full = t.crowded(req); d.Full || t.tolerated == Ejected {
+			break
+		}
+		t = t.Tolerating(t.tolerated + 1)
 		t.sameTurn = true
 		d = strategy.Pick(req, t)
 	}

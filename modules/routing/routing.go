@@ -41,6 +41,10 @@ type Decision struct {
 	// the plain rule of the strategy: "bound", "split", "keyless". Shown by
 	// the admin API only.
 	Reason string
+
+	// Full reports that an endpoint would have been picked if it had room.
+	// Set by [Pick], not by strategies.
+	Full bool
 }
 
 // Keys yields the keys of a request. A key is worked out when it is first

@@ -26,7 +26,15 @@ type Snapshot struct {
 	health    []*health.State
 	troubled  *atomic.Int64 // endpoints that are not fit, here or elsewhere
 	tolerated Level
+	limited   bool // an endpoint has a MaxInflight
 }
+
+// always has each endpoint looked at before it is said to be usable.
+var always = func() *atomic.Int64 {
+	n := new(atomic.Int64)
+	n.Store(1)
+	return n
+}()
 
 // New returns a snapshot of a model's endpoints. The order of endpoints does
 // not matter; of two with the same ID the first counts. service is where
@@ -47,6 +55,10 @@ func New(model string, endpoints []*Endpoint, service *Endpoint, prev *Snapshot)
 		if e.health != nil {
 			s.troubled = e.health.Troubled()
 		}
+		s.limited = s.limited || e.MaxInflight > 0
+	}
+	if s.limited {
+		s.troubled = always
 	}
 	if prev != nil {
 		s.turn, s.pool = prev.turn, newPool(es, prev.pool)
@@ -80,8 +92,8 @@ func (s *Snapshot) At(i int) *Endpoint { return s.endpoints[i] }
 func (s *Snapshot) Load(i int) int { return int(s.loads[i].Load()) }
 
 // Usable reports whether endpoint i may be picked for req: it was not tried
-// by an earlier attempt, and its health is tolerated. The answer may change at
-// any time.
+// by an earlier attempt, its health is tolerated, and it has room for a call.
+// The answer may change at any time.
 func (s *Snapshot) Usable(req *Request, i int) bool {
 	return len(req.Tried) == 0 && s.troubled.Load() == 0 || s.usable(req, i) // inlined, as it is asked of each endpoint
 }
@@ -93,8 +105,32 @@ func (s *Snapshot) allUsable(req *Request) bool {
 }
 
 func (s *Snapshot) usable(req *Request, i int) bool {
+	return !s.full(i) && s.eligible(req, i)
+}
+
+// eligible is usable for an endpoint that has room.
+func (s *Snapshot) eligible(req *Request, i int) bool {
 	return !slices.Contains(req.Tried, s.endpoints[i].ID) &&
 		(s.tolerated == Ejected || s.health[i].Level(s.Load(i)) <= s.tolerated)
+}
+
+// full reports whether endpoint i has as many calls in flight as it may.
+func (s *Snapshot) full(i int) bool {
+	most := s.endpoints[i].MaxInflight
+	return most > 0 && s.Load(i) >= most
+}
+
+// crowded reports whether an endpoint could be picked for req if it had room.
+func (s *Snapshot) crowded(req *Request) bool {
+	if !s.limited {
+		return false
+	}
+	for i := range s.endpoints {
+		if s.endpoints[i].MaxInflight > 0 && s.eligible(req, i) {
+			return true
+		}
+	}
+	return false
 }
 
 // Total returns the sum of the loads of the usable endpoints and their number.
@@ -146,7 +182,30 @@ func (s *Snapshot) Successors(hash uint64) ring.Walk { return s.pool.hashRing().
 // come home when theirs has recovered.
 func (s *Snapshot) Owner(hash uint64) int { return s.pool.hashRing().Owner(hash) }
 
-// Acquire counts one more call on endpoint i, whatever its load.
+// Remapped returns the share of keys, from 0 to 1, that belong to other
+// endpoints than they did in prev. It looks at 1,024 keys. It is false if no
+// call has asked for the ring of both.
+func (s *Snapshot) Remapped(prev *Snapshot) (share float64, ok bool) {
+	const sample = 1 << 10
+	now, then := s.pool.ring.Load(), prev.pool.ring.Load()
+	if now == nil || then == nil {
+		return 0, false
+	}
+	if now == then || s.Len() == 0 || prev.Len() == 0 {
+		return 0, s.Len() > 0 && prev.Len() > 0
+	}
+	moved := 0
+	for i := range uint64(sample) {
+		hash := i << (64 - 10)
+		if s.endpoints[now.Owner(hash)].ID != prev.endpoints[then.Owner(hash)].ID {
+			moved++
+		}
+	}
+	return float64(moved) / sample, true
+}
+
+// Acquire counts one more call on endpoint i, whatever its load. It returns nil
+// if the endpoint has a MaxInflight and as many calls.
 func (s *Snapshot) Acquire(i int) *Lease { return s.acquire(s.endpoints[i]) }
 
 // TryAcquire counts one more call on endpoint i if its load is still seen.
@@ -157,7 +216,7 @@ func (s *Snapshot) TryAcquire(i, seen int) *Lease {
 	if s.dry {
 		return &Lease{endpoint: e}
 	}
-	if s.Load(i) != seen {
+	if s.Load(i) != seen || e.MaxInflight > 0 && seen >= e.MaxInflight {
 		return nil // without a lease made in vain
 	}
 	l := &Lease{endpoint: e}
@@ -187,10 +246,23 @@ func (s *Snapshot) AcquireService() *Lease {
 
 func (s *Snapshot) acquire(e *Endpoint) *Lease {
 	l := &Lease{endpoint: e}
-	if !s.dry {
+	switch {
+	case s.dry:
+		return l
+	case e.MaxInflight == 0:
 		e.entry.Reserve(&l.ticket)
-		s.picked(e)
+	default:
+		for {
+			seen := e.entry.Load()
+			if seen >= e.MaxInflight {
+				return nil
+			}
+			if e.entry.TryReserve(&l.ticket, int64(seen)) {
+				break
+			}
+		}
 	}
+	s.picked(e)
 	return l
 }
 

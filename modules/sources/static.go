@@ -38,6 +38,11 @@ type Upstream struct {
 	// Default: `1`.
 	Weight int `json:"weight,omitempty"`
 
+	// The most calls that the upstream may have in flight for this gateway,
+	// 1 or more. When all upstreams of a model have as many as they may,
+	// calls wait in its queue. Default: as many as come.
+	MaxInflight int `json:"max_inflight,omitempty"`
+
 	// Words about the upstream, for strategies and the admin API.
 	Labels map[string]string `json:"labels,omitempty"`
 
@@ -103,7 +108,10 @@ func (u *Upstream) Spec() (routing.Spec, error) {
 			return spec, fmt.Errorf("upstream %s: %w", u.Address, err)
 		}
 	}
-	spec.Model, spec.Weight, spec.Labels = u.Model, u.Weight, u.Labels
+	if u.MaxInflight < 0 {
+		return spec, fmt.Errorf("upstream %s: max_inflight is negative; leave it out for as many calls as come", u.Address)
+	}
+	spec.Model, spec.Weight, spec.Labels, spec.MaxInflight = u.Model, u.Weight, u.Labels, u.MaxInflight
 	if len(u.Headers) == 0 {
 		return spec, nil
 	}

@@ -62,11 +62,15 @@ func (u *Upstreams) Provision(ctx caddy.Context) (err error) {
 func (u *Upstreams) GetUpstreams(r *http.Request) ([]*reverseproxy.Upstream, error) {
 	c := call.Join(r, u.app.Settings())
 	if c.Model() == nil {
-		if err := c.Resolve(r, u.app.Catalog()); err != nil {
+		err := c.Resolve(r, u.app.Catalog())
+		if err == nil {
+			err = c.Admit(r.Context())
+		}
+		if err != nil {
 			return nil, nil //nolint:nilerr // no model, no upstream: the proxy answers 503
 		}
 	}
-	lease := c.Next()
+	lease := c.Next(r.Context())
 	if lease == nil {
 		return nil, nil
 	}

@@ -1,6 +1,7 @@
 package call
 
 import (
+	"context"
 	"slices"
 	"sort"
 	"time"
@@ -12,19 +13,11 @@ import (
 
 // Next ends the attempt under way, if there is one, and picks the endpoint of
 // the next. The pick is counted in the same step. It returns nil when there
-// is no endpoint to go to or when no further attempt may be made.
-func (c *Call) Next() *routing.Lease {
-	c.endAttempt()
-	c.foreign = false
-	if c.model == nil || c.gaveUp {
-		return nil
-	}
-	if c.attempts > 0 {
-		c.model = c.current()
-	} else {
-		c.model.Budget.Attempt()
-	}
-	lease := c.take(c.pick(c.model.Snapshot))
+// is no endpoint to go to or when no further attempt may be made. If all that
+// it could go to have no room it waits, until ctx is done or its model's queue
+// has had enough.
+func (c *Call) Next(ctx context.Context) *routing.Lease {
+	lease := c.next(ctx)
 	if lease == nil {
 		return nil
 	}
@@ -43,11 +36,39 @@ func (c *Call) Next() *routing.Lease {
 	return lease
 }
 
+func (c *Call) next(ctx context.Context) *routing.Lease {
+	if c.primed {
+		c.primed = false
+		c.model.Budget.Attempt()
+		return c.Lease()
+	}
+	c.endAttempt()
+	c.foreign = false
+	if c.model == nil || c.gaveUp {
+		return nil
+	}
+	again := c.attempts > 0
+	if again {
+		c.model = c.current()
+	} else {
+		c.model.Budget.Attempt()
+	}
+	d := c.pick(c.model.Snapshot)
+	if !d.Full || c.model.Lane == nil {
+		return c.take(d)
+	}
+	if c.model.Queue().Enter(ctx, again, c.prime) != nil {
+		return nil
+	}
+	c.primed = false
+	return c.Lease()
+}
+
 // current returns the call's model as it is known now: its endpoints may be
 // others than those at the time of the last attempt.
 func (c *Call) current() *catalog.Model {
-	if res, ok := c.catalog.Table().Resolve(c.model.Name); ok {
-		return res.Model
+	if m := c.catalog.Table().Model(c.model.Name); m != nil {
+		return m
 	}
 	return c.model
 }
@@ -78,20 +99,20 @@ func (c *Call) take(d routing.Decision) *routing.Lease {
 // only when none is left.
 func (c *Call) pick(snap *routing.Snapshot) routing.Decision {
 	strategy := c.prepare(snap, c.model.Strategy, c.model.StrategyName)
-	if d := c.pickBound(snap); d.Lease != nil {
+	if d := c.pickBound(snap); d.Lease != nil || d.Full {
 		return d
 	}
 	ask := func() (d routing.Decision) {
 		if snap.Len() > 0 {
 			d = routing.Pick(strategy, &c.request, snap)
 		}
-		if d.Lease == nil && snap.HasService() && !slices.Contains(c.request.Tried, snap.Service().ID) {
+		if d.Lease == nil && !d.Full && snap.HasService() && !slices.Contains(c.request.Tried, snap.Service().ID) {
 			d = routing.Decision{Lease: snap.AcquireService()}
 		}
 		return d
 	}
 	d := ask()
-	if d.Lease == nil && len(c.request.Tried) > 0 {
+	if d.Lease == nil && !d.Full && len(c.request.Tried) > 0 {
 		c.request.Tried = c.request.Tried[:0]
 		d = ask()
 	}
@@ -106,7 +127,8 @@ func (c *Call) pickBound(snap *routing.Snapshot) (d routing.Decision) {
 	}
 	i := sort.Search(snap.Len(), func(i int) bool { return snap.At(i).ID >= id })
 	if i < snap.Len() && snap.At(i).ID == id {
-		d = routing.Decision{Lease: snap.Acquire(i), Reason: "response"}
+		lease := snap.Acquire(i)
+		d = routing.Decision{Lease: lease, Full: lease == nil, Reason: "response"}
 	}
 	return d
 }
@@ -176,6 +198,7 @@ func (c *Call) Finished(lease *routing.Lease) {
 	}
 	c.mu.Unlock()
 	lease.Release()
+	c.freed(lease)
 }
 
 // NextOf is Next for a pool of upstreams that is not the gateway's: it picks
@@ -218,19 +241,27 @@ func (c *Call) endAttempt() {
 	c.lease = nil
 	c.mu.Unlock()
 	lease.Release()
+	c.freed(lease)
 }
 
-// letGo releases the lease, and sees to it that no other follows. It may be
-// called from any goroutine.
+// letGo releases what the call holds, and sees to it that it gets nothing more.
+// It may be called from any goroutine.
 func (c *Call) letGo() {
 	c.mu.Lock()
-	lease := c.lease
-	c.lease, c.over = nil, true
+	lease, counted, used := c.lease, c.counted, c.used
+	c.lease, c.counted, c.used, c.over = nil, nil, nil, true
 	if c.renew != nil {
 		c.renew.Stop()
 	}
 	c.mu.Unlock()
 	lease.Release()
+	c.freed(lease)
+	if counted != nil {
+		counted.Add(-1)
+	}
+	if used != nil {
+		used()
+	}
 }
 
 // End ends the call: its lease is released, and its memory goes back to where

@@ -10,6 +10,7 @@ import (
 	"io"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -49,6 +50,9 @@ type Settings struct {
 
 	// Responses knows which endpoints hold the answers of /v1/responses.
 	Responses *responses.Store
+
+	// Lanes are told when a call ends, so that one that waits can go.
+	Lanes *catalog.Lanes
 
 	// LeaseTTL is the age at which the ledger takes a lease for a leak.
 	LeaseTTL time.Duration
@@ -98,7 +102,13 @@ type Call struct {
 	resolved bool
 	model    *catalog.Model
 	adapter  string
+	group    *catalog.Group // the label that it asks for, nil if it is none
 	catalog  *catalog.Catalog
+	dry      bool // see DryRun
+
+	// How it waits.
+	background bool
+	primed     bool // the first attempt has its endpoint already
 
 	// The keys, once they are asked for.
 	session, prefix         routing.Key
@@ -124,10 +134,12 @@ type Call struct {
 	answered     Answer
 	ended        bool
 
-	mu    sync.Mutex // guards what is below
-	lease *routing.Lease
-	renew *time.Timer
-	over  bool // no lease may be held any more
+	mu      sync.Mutex // guards what is below
+	lease   *routing.Lease
+	renew   *time.Timer
+	counted *atomic.Int64 // the calls of the model, this one included
+	used    func()        // tells the model's keeper that the call has ended
+	over    bool          // nothing may be held any more
 }
 
 // An Answer is what an upstream said, as far as the gateway watched it.
@@ -281,6 +293,9 @@ func (c *Call) Unread(r *http.Request) bool {
 
 // Body returns the length of the body in bytes, or -1 if it was not read.
 func (c *Call) Body() int64 { return c.length }
+
+// DryRun has the call only be explained: it counts nothing.
+func (c *Call) DryRun() { c.dry = true }
 
 // Started returns the time at which the call was made.
 func (c *Call) Started() time.Time { return c.started }

@@ -75,7 +75,7 @@ func TestAttempts(t *testing.T) {
 	snap := c.Model().Snapshot
 	var went []string
 	for range 4 {
-		lease := c.Next()
+		lease := c.Next(t.Context())
 		if lease == nil {
 			t.Fatal("no endpoint")
 		}
@@ -89,7 +89,7 @@ func TestAttempts(t *testing.T) {
 	if got, want := fmt.Sprint(went), "[a:1 b:1 c:1 a:1]"; got != want {
 		t.Errorf("went to %s, want %s", got, want)
 	}
-	if c.Next() != nil {
+	if c.Next(t.Context()) != nil {
 		t.Error("one attempt too many")
 	}
 	c.End()
@@ -148,7 +148,7 @@ func TestClientLeavesJoinedCall(t *testing.T) {
 					t.Error(err)
 				}
 				c.PrefixKey()
-				c.Next()
+				c.Next(t.Context())
 				c.Dial()
 				c.Rewind(r)
 				got, err := io.ReadAll(r.Body)

@@ -130,7 +130,7 @@ func TestEdits(t *testing.T) {
 			if err := c.Resolve(r, cat); err != nil {
 				t.Fatal(err)
 			}
-			if c.Next() == nil {
+			if c.Next(t.Context()) == nil {
 				t.Fatal("no endpoint")
 			}
 			want := name.Replace(tt.want)
@@ -169,7 +169,7 @@ func TestEditsUnset(t *testing.T) {
 			if err := c.Resolve(r, cat); err != nil {
 				t.Fatal(err)
 			}
-			c.Next()
+			c.Next(t.Context())
 			if got := sent(t, c, r); got != body {
 				t.Errorf("sent %.300s, want %.300s", got, body)
 			}
@@ -204,7 +204,7 @@ func TestEditsForm(t *testing.T) {
 			if err := c.Resolve(r, cat); err != nil {
 				t.Fatal(err)
 			}
-			c.Next()
+			c.Next(t.Context())
 			if got, want := sent(t, c, r), name.Replace(tt.want)+"--XX--\r\n"; got != want {
 				t.Errorf("sent %q, want %q", got, want)
 			}
@@ -235,7 +235,7 @@ func TestEditsPerAttempt(t *testing.T) {
 		t.Errorf("the model is called %q before the first attempt", got)
 	}
 	for _, name := range []string{"long/name-of-it", t.Name(), "c"} {
-		if c.Next() == nil {
+		if c.Next(t.Context()) == nil {
 			t.Fatal("no endpoint")
 		}
 		if got, want := sent(t, c, r), `{"max_tokens":900,"model":"`+name+`","max_completion_tokens":900,"max_output_tokens":900}`; got != want {

@@ -47,6 +47,7 @@ func (c *Call) Resolve(r *http.Request, cat *catalog.Catalog) error {
 	}
 	t := cat.Table()
 	c.catalog, c.path = cat, r.URL.Path
+	c.background = isBackground(r.Header)
 	if ref := checkPath(r.URL.Path); ref != nil {
 		return ref
 	}
@@ -68,6 +69,11 @@ func (c *Call) Resolve(r *http.Request, cat *catalog.Catalog) error {
 	if name != "" {
 		if ref := c.resolve(t, name); ref != nil {
 			return ref
+		}
+		if c.group == nil {
+			if err := c.mayWait(); err != nil {
+				return err
+			}
 		}
 	}
 	if err := c.ReadWhole(r); err != nil {
@@ -99,6 +105,9 @@ func (c *Call) Resolve(r *http.Request, cat *catalog.Catalog) error {
 	} else {
 		c.follow()
 	}
+	if c.group != nil {
+		c.choose()
+	}
 	if c.bound.Model != c.model.Name {
 		c.bound = responses.Place{} // of another model, by the same id
 	}
@@ -121,6 +130,24 @@ func (c *Call) check() *refusal.Refusal {
 		return nil
 	}
 	return validate.Request(c.path, d)
+}
+
+// choose finds the model of a label that gets the call: the one that holds what
+// the call follows up, or the one that the group picks.
+func (c *Call) choose() {
+	c.model = nil // so that keys are the same whichever model it will be
+	for _, m := range c.group.Members {
+		if m.Name == c.bound.Model {
+			c.model = m
+		}
+	}
+	if c.model == nil {
+		m, counter := c.group.Pick(c, c.dry)
+		c.model = m
+		c.counts(counter)
+	}
+	c.havePrefix = false // it has the model in it
+	c.strategyName = cmp.Or(c.chosenName, c.model.StrategyName)
 }
 
 const responsesPath = "/v1/responses"
@@ -207,6 +234,7 @@ func (c *Call) resolve(t *catalog.Table, name string) *refusal.Refusal {
 	}
 	c.resolved = true
 	c.model, c.adapter = res.Model, res.Adapter
+	c.group = res.Group
 	c.strategyName = cmp.Or(c.chosenName, c.model.StrategyName)
 	return nil
 }

@@ -36,7 +36,7 @@ func nextCall(t *testing.T, set *Settings, cat *catalog.Catalog) *Call {
 	if err := c.Resolve(r, cat); err != nil {
 		t.Fatal(err)
 	}
-	if c.Next() == nil {
+	if c.Next(t.Context()) == nil {
 		t.Fatal("no endpoint")
 	}
 	return c
@@ -85,7 +85,7 @@ func TestFailed(t *testing.T) {
 					t.Fatal("gave up before the last failure")
 				}
 				again := c.Failed(f, "test")
-				lease := c.Next()
+				lease := c.Next(t.Context())
 				switch {
 				case again != (lease != nil) || again == c.gaveUp:
 					t.Fatalf("failure %d: again %v, gave up %v, lease %v", i, again, c.gaveUp, lease)
@@ -159,7 +159,7 @@ func TestGiveUp(t *testing.T) {
 					t.Errorf("failure %d is followed by an attempt", f)
 				}
 			}
-			if c.Next() != nil || !c.gaveUp {
+			if c.Next(t.Context()) != nil || !c.gaveUp {
 				t.Error("one attempt too many")
 			}
 		})

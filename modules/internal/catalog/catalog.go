@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/budget"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/health"
@@ -20,39 +21,17 @@ import (
 // declared model, such as those of a plain reverse_proxy.
 const Undeclared = metrics.UnknownModel
 
-// A Model is a model as one moment knows it.
-type Model struct {
-	// Name is the declared name.
-	Name string
-
-	// Aliases are other names for it, Adapters names of its LoRA adapters.
-	Aliases, Adapters []string
-
-	// Strategy picks among the Snapshot's endpoints. StrategyName is its
-	// name as users type it.
-	Strategy     routing.Strategy
-	StrategyName string
-	Snapshot     *routing.Snapshot
-
-	// Policy says how calls are made, and Budget how many of them may be
-	// repeated.
-	Policy *Policy
-	Budget *budget.Budget
-
-	// Metrics records what happens to the model's requests, and Decisions
-	// what its own strategy decides.
-	Metrics   *metrics.Model
-	Decisions *metrics.Strategy
-}
-
 // A Declaration is a model that the configuration declares.
 type Declaration struct {
 	Name              string
 	Aliases, Adapters []string
+	Groups            []string
+	Priority          int
 	Strategy          routing.Strategy
 	StrategyName      string
 	Sources           []routing.Source
 	Service           *routing.Spec
+	Activator         routing.Activator
 	Policy            *Policy
 }
 
@@ -67,18 +46,29 @@ type Config struct {
 	// Budgets bound the retries. Nil: each catalog has its own.
 	Budgets *budget.Budgets
 
+	// Lanes are where calls wait. Nil: they never do.
+	Lanes *Lanes
+
 	// Models are declared; no name, alias or adapter is there twice.
 	Models []Declaration
 
 	// Sources list further models. A declared name shadows theirs.
 	Sources []routing.Source
 
-	// Strategy is that of the sources' models.
+	// Strategy is that of the sources' models, unless the source names one,
+	// which StrategyOf finds; it may be nil.
 	Strategy     routing.Strategy
 	StrategyName string
+	StrategyOf   func(name, options string) (routing.Strategy, error)
 
 	// Policy is that of the sources' models.
 	Policy *Policy
+
+	// GroupMode says which of a label's models gets a call.
+	GroupMode GroupMode
+
+	// Warn tells people what is wrong with a model. It may be nil.
+	Warn func(model, problem string)
 }
 
 // A Catalog keeps a Table up to date.
@@ -89,6 +79,7 @@ type Catalog struct {
 	mu       sync.Mutex // serialises rebuild and Close
 	closed   bool
 	recorded map[string]*metrics.Model // what this catalog holds on to
+	labels   map[string]*metrics.Group // likewise
 }
 
 // New returns a catalog that holds what its sources know at once. It does no
@@ -97,8 +88,11 @@ func New(cfg Config) *Catalog {
 	if cfg.Budgets == nil {
 		cfg.Budgets = new(budget.Budgets)
 	}
-	c := &Catalog{cfg: cfg, recorded: make(map[string]*metrics.Model)}
-	c.rebuild()
+	if cfg.Warn == nil {
+		cfg.Warn = func(_, _ string) {}
+	}
+	c := &Catalog{cfg: cfg, recorded: make(map[string]*metrics.Model), labels: make(map[string]*metrics.Group)}
+	c.Refresh()
 	return c
 }
 
@@ -107,26 +101,43 @@ func (c *Catalog) Table() *Table { return c.table.Load() }
 
 // Follow keeps the table up to date until ctx is done.
 func (c *Catalog) Follow(ctx context.Context) {
-	sources := append([]routing.Source(nil), c.cfg.Sources...)
-	for _, m := range c.cfg.Models {
-		sources = append(sources, m.Sources...)
+	var all []func() <-chan struct{}
+	watch := func(s routing.Source) {
+		all = append(all, func() <-chan struct{} {
+			_, next := s.Models()
+			return next
+		})
+	}
+	for _, s := range c.cfg.Sources {
+		watch(s)
+	}
+	for _, d := range c.cfg.Models {
+		for _, s := range d.Sources {
+			watch(s)
+		}
+		if w, ok := d.Activator.(routing.Watcher); ok {
+			all = append(all, func() <-chan struct{} {
+				_, next := w.State()
+				return next
+			})
+		}
 	}
 	changed := make(chan struct{}, 1)
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	for _, s := range sources {
+	for _, next := range all {
 		wg.Go(func() {
 			for {
-				_, next := s.Models()
+				change := next()
 				select {
 				case changed <- struct{}{}:
 				default:
 				}
-				if next == nil {
+				if change == nil {
 					return
 				}
 				select {
-				case <-next:
+				case <-change:
 				case <-ctx.Done():
 					return
 				}
@@ -136,7 +147,7 @@ func (c *Catalog) Follow(ctx context.Context) {
 	for {
 		select {
 		case <-changed:
-			c.rebuild()
+			c.Refresh()
 		case <-ctx.Done():
 			return
 		}
@@ -152,31 +163,59 @@ func (c *Catalog) Close() {
 		return
 	}
 	c.closed = true
-	c.table.Load().retire()
+	c.table.Load().retire(nil)
 	for _, m := range c.recorded {
 		m.Release()
 	}
+	for _, g := range c.labels {
+		g.Release()
+	}
 }
 
-// rebuild replaces the table by what the sources know now.
-func (c *Catalog) rebuild() {
+// Refresh replaces the table by what the sources know now. A model of which
+// they know nothing new stays what it is.
+func (c *Catalog) Refresh() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
 		return
 	}
+	begun := time.Now()
 	prev := c.table.Load()
-	t := &Table{names: make(map[string]Resolved), settled: true}
-	for _, d := range c.cfg.Models {
-		var found []routing.Spec
+	t := c.build(prev)
+	t.admit(prev)
+	c.table.Store(t)
+	prev.retire(t)
+	if c.cfg.Lanes != nil {
+		c.cfg.Lanes.update(c, t)
+	}
+	for name, m := range c.recorded {
+		if t.byName[name] == nil {
+			m.Release()
+			delete(c.recorded, name)
+		}
+	}
+	for label, g := range c.labels {
+		if t.groups[label] == nil {
+			g.Release()
+			delete(c.labels, label)
+		}
+	}
+	metrics.Refreshed(time.Since(begun))
+}
+
+// build returns the table of what the sources know now.
+func (c *Catalog) build(prev *Table) *Table {
+	t := newTable(prev)
+	for i := range c.cfg.Models {
+		d := &c.cfg.Models[i]
+		var found []routing.Model
 		for _, s := range d.Sources {
 			t.settled = t.settled && settled(s)
 			models, _ := s.Models()
-			for _, m := range models {
-				found = append(found, m.Endpoints...)
-			}
+			found = append(found, models...)
 		}
-		c.add(t, prev, d, found)
+		c.declared(t, prev, d, found)
 	}
 	var listed []routing.Model
 	place := make(map[string]int) // of a name in listed
@@ -186,70 +225,117 @@ func (c *Catalog) rebuild() {
 		for _, m := range models {
 			i, ok := place[m.Name]
 			if !ok {
-				i = len(listed)
-				place[m.Name] = i
-				listed = append(listed, routing.Model{Name: m.Name})
+				place[m.Name] = len(listed)
+				listed = append(listed, m)
+				continue
 			}
-			listed[i].Aliases = append(listed[i].Aliases, m.Aliases...)
-			listed[i].Endpoints = append(listed[i].Endpoints, m.Endpoints...)
+			// Several upstreams list it: each serves it.
+			listed[i].Aliases = slices.Concat(listed[i].Aliases, m.Aliases)
+			listed[i].Adapters = slices.Concat(listed[i].Adapters, m.Adapters)
+			listed[i].Endpoints = slices.Concat(listed[i].Endpoints, m.Endpoints)
 		}
 	}
 	for _, m := range listed {
-		if _, ok := t.names[m.Name]; ok || m.Name == "" {
-			continue
+		if t.byName[m.Name] == nil && m.Name != "" {
+			c.listed(t, prev, m)
 		}
-		d := Declaration{Name: m.Name, Strategy: c.cfg.Strategy, StrategyName: c.cfg.StrategyName, Policy: c.cfg.Policy}
-		for _, a := range m.Aliases {
-			_, declared := t.names[a]
-			_, isModel := place[a]
-			if !declared && !isModel && !slices.Contains(d.Aliases, a) {
-				d.Aliases = append(d.Aliases, a)
-			}
+	}
+	t.name()
+	for label, members := range t.claims {
+		g := c.labels[label]
+		if g == nil {
+			g = metrics.AcquireGroup(label, string(c.cfg.GroupMode))
+			c.labels[label] = g
 		}
-		c.add(t, prev, d, m.Endpoints)
+		old := prev.group(label)
+		t.groups[label] = newGroup(label, c.cfg.GroupMode, members, g, old)
+		t.groups[label].bury(old)
 	}
-	t.admit()
-	c.table.Store(t)
-	prev.retire()
-
-	gone := make(map[string]struct{}, len(c.recorded))
-	for name := range c.recorded {
-		gone[name] = struct{}{}
-	}
-	for _, m := range t.models {
-		delete(gone, m.Name)
-	}
-	for name := range gone {
-		c.recorded[name].Release()
-		delete(c.recorded, name)
-	}
+	return t
 }
 
-// add puts a model with the endpoints found for it into t.
-func (c *Catalog) add(t, prev *Table, d Declaration, found []routing.Spec) {
-	var old *Model
-	if prev != nil {
-		old = prev.names[d.Name].Model
+// declared puts a model that the configuration declares into t.
+func (c *Catalog) declared(t, prev *Table, d *Declaration, found []routing.Model) {
+	var endpoints []routing.Spec
+	from := origin{state: stateOf(d.Activator)}
+	for _, m := range found {
+		endpoints = append(endpoints, m.Endpoints...)
+		from.found = append(from.found, m.Endpoints)
+	}
+	old := prev.model(d.Name)
+	if old != nil && old.from.equal(&from) {
+		t.add(old)
+		return
 	}
 	m := &Model{
-		Name: d.Name, Aliases: d.Aliases, Adapters: d.Adapters,
-		Strategy: d.Strategy, StrategyName: d.StrategyName, Policy: d.Policy,
-		Metrics: c.recorded[d.Name],
+		Name: d.Name, Aliases: d.Aliases, Adapters: d.Adapters, Groups: d.Groups, Priority: d.Priority,
+		Strategy: d.Strategy, StrategyName: d.StrategyName,
+		Policy: d.Policy, Activator: d.Activator, State: from.state, from: from,
 	}
+	c.finish(m, old, d.Service, endpoints)
+	t.add(m)
+}
+
+// listed puts a model that a source lists into t.
+func (c *Catalog) listed(t, prev *Table, l routing.Model) {
+	from := origin{found: [][]routing.Spec{l.Endpoints}, traits: l.Traits, aliases: l.Aliases, adapters: l.Adapters}
+	old := prev.model(l.Name)
+	if old != nil && old.from.equal(&from) {
+		t.add(old)
+		return
+	}
+	m := &Model{
+		Name: l.Name, Aliases: l.Aliases, Adapters: l.Adapters,
+		Strategy: c.cfg.Strategy, StrategyName: c.cfg.StrategyName, Policy: c.cfg.Policy.of(l.Traits), from: from,
+	}
+	traits := l.Traits
+	if traits == nil {
+		traits = new(routing.Traits)
+	}
+	if traits.Strategy != "" {
+		c.strategy(m, traits)
+	}
+	m.ServePaths, m.Groups, m.Priority = traits.ServePaths, traits.Groups, traits.Priority
+	m.State, m.Activator = traits.State, traits.Activator
+	m.Created, m.Metadata = traits.Created, traits.Metadata
+	c.finish(m, old, traits.Service, l.Endpoints)
+	t.add(m)
+}
+
+// strategy gives m the strategy that its source names. With one that cannot be,
+// calls go to the model's service, as they do by default.
+func (c *Catalog) strategy(m *Model, traits *routing.Traits) {
+	s, err := c.cfg.StrategyOf(traits.Strategy, traits.Options)
+	if err != nil {
+		c.cfg.Warn(m.Name, err.Error())
+		if s, err = c.cfg.StrategyOf("default", ""); err != nil {
+			return
+		}
+		m.Strategy, m.StrategyName = s, "default"
+		return
+	}
+	m.Strategy, m.StrategyName = s, traits.Strategy
+}
+
+// finish gives m what it has in common with old, the model in its place so
+// far, which may be nil, and its endpoints.
+func (c *Catalog) finish(m, old *Model, service *routing.Spec, endpoints []routing.Spec) {
+	m.Metrics = c.recorded[m.Name]
 	if m.Metrics == nil {
-		m.Metrics = metrics.Acquire(d.Name)
-		c.recorded[d.Name] = m.Metrics
+		m.Metrics = metrics.Acquire(m.Name)
+		c.recorded[m.Name] = m.Metrics
 	}
-	m.Budget = c.cfg.Budgets.Of(d.Name)
-	m.Decisions = m.Metrics.Strategy(d.StrategyName)
-	m.Snapshot = c.snapshot(m, old, d.Service, found)
-	t.models = append(t.models, m)
-	t.names[d.Name] = Resolved{Model: m}
-	for _, a := range d.Aliases {
-		t.names[a] = Resolved{Model: m}
+	m.Budget = c.cfg.Budgets.Of(m.Name)
+	m.Decisions = m.Metrics.Strategy(m.StrategyName)
+	for i := range endpoints {
+		m.limited = m.limited || endpoints[i].MaxInflight > 0
 	}
-	for _, a := range d.Adapters {
-		t.names[a] = Resolved{Model: m, Adapter: a}
+	m.Snapshot = c.snapshot(m, old, service, endpoints)
+	if m.Activator != nil && m.State.Phase == routing.Serving && m.Snapshot.Len() == 0 && service == nil {
+		m.State.Phase = routing.Asleep
+	}
+	if c.cfg.Lanes != nil {
+		m.Lane = c.cfg.Lanes.of(m.Name)
 	}
 }
 
@@ -287,6 +373,9 @@ func (c *Catalog) snapshot(m, old *Model, service *routing.Spec, found []routing
 			}
 		}
 		m.Metrics.Endpoints(snap.Len()-kept, len(have)-kept)
+		if share, ok := snap.Remapped(prev); ok {
+			m.Metrics.Remapped(share)
+		}
 	}
 	return snap
 }
@@ -294,4 +383,12 @@ func (c *Catalog) snapshot(m, old *Model, service *routing.Spec, found []routing
 func settled(s routing.Source) bool {
 	st, ok := s.(routing.Settler)
 	return !ok || st.Settled()
+}
+
+// stateOf returns the state that an activator knows its model to be in.
+func stateOf(a routing.Activator) (s routing.State) {
+	if w, ok := a.(routing.Watcher); ok {
+		s, _ = w.State()
+	}
+	return s
 }

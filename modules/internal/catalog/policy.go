@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/health"
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/queue"
+	"github.com/flexinfer/caddy-flexinfer/modules/routing"
 )
 
 // A Policy says how the calls for a model are made. It does not change, but for
@@ -35,6 +37,13 @@ type Policy struct {
 	Health    health.Config
 	Unhealthy Statuses
 
+	// QueueMax is how many calls may wait for the model, QueueTimeout for
+	// how long each, and ColdStart how long waking it may take: the longer of
+	// the two bounds a wait. Backoff says how often waking is tried.
+	QueueMax                int
+	QueueTimeout, ColdStart time.Duration
+	Backoff                 queue.Backoff
+
 	// ContextWindow is the model's, in tokens; 0 if it is not declared.
 	ContextWindow int
 
@@ -49,6 +58,21 @@ func (p *Policy) Window() int {
 		return int(p.LearnedWindow.Load())
 	}
 	return p.ContextWindow
+}
+
+// of returns the policy of a model with these traits, which may be nil.
+func (p *Policy) of(t *routing.Traits) *Policy {
+	if t == nil || t.ContextWindow == 0 && t.ColdStart == 0 {
+		return p
+	}
+	of := *p
+	if t.ContextWindow > 0 {
+		of.ContextWindow = t.ContextWindow
+	}
+	if t.ColdStart > 0 {
+		of.ColdStart = t.ColdStart
+	}
+	return &of
 }
 
 // Statuses is a set of HTTP statuses.

@@ -1,34 +1,128 @@
 package catalog
 
 import (
+	"slices"
 	"strings"
 )
 
 // A Table is what is known of all models at one moment. It does not change.
 type Table struct {
 	names   map[string]Resolved
+	byName  map[string]*Model // by their own names only
 	models  []*Model
+	claims  map[string][]*Model // by label
+	groups  map[string]*Group
 	settled bool
+}
+
+// newTable returns an empty table that takes the place of prev.
+func newTable(prev *Table) *Table {
+	n := 0
+	if prev != nil {
+		n = len(prev.models)
+	}
+	return &Table{
+		byName:  make(map[string]*Model, n),
+		models:  make([]*Model, 0, n),
+		claims:  make(map[string][]*Model),
+		groups:  make(map[string]*Group),
+		settled: true,
+	}
+}
+
+// add appends a model.
+func (t *Table) add(m *Model) {
+	t.models = append(t.models, m)
+	t.byName[m.Name] = m
+	for _, label := range m.Groups {
+		if !slices.Contains(t.claims[label], m) {
+			t.claims[label] = append(t.claims[label], m)
+		}
+	}
+}
+
+// name says what each name stands for: a label before a model's own name, and
+// that before an alias or adapter. Of two models that claim an alias the first
+// has it.
+func (t *Table) name() {
+	t.names = make(map[string]Resolved, 2*len(t.models))
+	for _, m := range t.models {
+		t.names[m.Name] = Resolved{Model: m}
+	}
+	for _, m := range t.models {
+		for _, a := range m.Aliases {
+			if _, taken := t.names[a]; !taken {
+				t.names[a] = Resolved{Model: m}
+			}
+		}
+		for _, a := range m.Adapters {
+			if _, taken := t.names[a]; !taken {
+				t.names[a] = Resolved{Model: m, Adapter: a}
+			}
+		}
+	}
 }
 
 // Resolved is what a name stands for.
 type Resolved struct {
+	// Model is the model; of a label the one that comes first.
 	Model *Model
 
 	// Adapter is the name, if it is that of one of the model's adapters.
 	Adapter string
+
+	// Group is the models of which one gets the call, if the name is a
+	// label; else nil.
+	Group *Group
+}
+
+// Models returns all models that a call may go to.
+func (r *Resolved) Models() []*Model {
+	if r.Group != nil {
+		return r.Group.Members
+	}
+	return []*Model{r.Model}
 }
 
 // Resolve returns what name stands for. As Ollama's clients write it, a name
 // may end in :latest.
 func (t *Table) Resolve(name string) (Resolved, bool) {
-	r, ok := t.names[name]
+	r, ok := t.find(name)
 	if !ok {
 		if name, latest := strings.CutSuffix(name, ":latest"); latest {
-			r, ok = t.names[name]
+			r, ok = t.find(name)
 		}
 	}
 	return r, ok
+}
+
+func (t *Table) find(name string) (Resolved, bool) {
+	if len(t.groups) > 0 {
+		if g := t.groups[name]; g != nil {
+			return Resolved{Model: g.Members[0], Group: g}, true
+		}
+	}
+	r, ok := t.names[name]
+	return r, ok
+}
+
+// Model returns the model with this name of its own, nil if there is none.
+func (t *Table) Model(name string) *Model { return t.byName[name] }
+
+// model is Model for a table that may be nil.
+func (t *Table) model(name string) *Model {
+	if t == nil {
+		return nil
+	}
+	return t.byName[name]
+}
+
+// group returns a label's group, nil if there is none. t may be nil.
+func (t *Table) group(label string) *Group {
+	if t == nil {
+		return nil
+	}
+	return t.groups[label]
 }
 
 // Models returns all models in the order in which they are listed.
@@ -39,21 +133,28 @@ func (t *Table) Models() []*Model { return t.models }
 func (t *Table) Settled() bool { return t.settled }
 
 // admit lets the metrics of t's models speak of the endpoints in t, until
-// retire.
-func (t *Table) admit() {
+// retire. What prev, which may be nil, has admitted already is left alone.
+func (t *Table) admit(prev *Table) {
 	for _, m := range t.models {
+		if prev.model(m.Name) == m {
+			continue
+		}
 		for i := range m.Snapshot.Len() {
 			m.Metrics.Admit(m.Snapshot.At(i).Target())
 		}
 	}
 }
 
-// retire undoes admit. t may be nil.
-func (t *Table) retire() {
+// retire undoes admit, but for what next, which may be nil, has as well. t may
+// be nil.
+func (t *Table) retire(next *Table) {
 	if t == nil {
 		return
 	}
 	for _, m := range t.models {
+		if next.model(m.Name) == m {
+			continue
+		}
 		for i := range m.Snapshot.Len() {
 			m.Metrics.Retire(m.Snapshot.At(i).Target())
 		}
@@ -72,7 +173,7 @@ func (t *Table) LongestName(rest string) (name, remainder string, ok bool) {
 		if i >= 0 {
 			next = end + i
 		}
-		if _, known := t.names[rest[:next]]; known {
+		if _, known := t.find(rest[:next]); known {
 			name, remainder, ok = rest[:next], rest[next:], true
 		}
 		if i < 0 {

@@ -10,6 +10,7 @@ package metrics
 import (
 	"errors"
 	"slices"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 )
@@ -23,6 +24,9 @@ var longBuckets = slices.Concat(prometheus.DefBuckets, []float64{20, 30, 60, 120
 
 // tokenBuckets are 16, 32 … 32768 tokens, and on to the windows of today.
 var tokenBuckets = prometheus.ExponentialBuckets(16, 2, 17)
+
+// queueBuckets are FlexInfer's, in seconds, and on to the longest cold starts.
+var queueBuckets = []float64{0.1, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600}
 
 func counter(name, help string, labels ...string) *prometheus.CounterVec {
 	return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "flexinfer", Subsystem: "proxy", Name: name, Help: help}, labels)
@@ -64,6 +68,33 @@ var (
 		"Picks that counted as load before their attempts dialled.", "model")
 	reservationsExpired = counter("least_loaded_reservations_expired_total",
 		"Picks that never became an attempt and stopped counting.", "model")
+	queued = counter("queued_requests_total",
+		"Requests that waited, for a model to wake or for room.", "model")
+	queueRejected = counter("queue_rejected_total",
+		"Requests that found the queue full.", "model")
+	queueDepth = gauge("queue_depth",
+		"Requests that wait.", "model")
+	queueWait = histogram("queue_wait_duration_seconds",
+		"How long requests waited, however that ended.", queueBuckets, "model")
+	activationRetries = counter("activation_retries_total",
+		"Attempts to wake a model that were repeated.", "model")
+	activationRetryWait = histogram("activation_retry_wait_duration_seconds",
+		"How long it was waited before waking was tried again.", []float64{1, 2, 5, 10, 15, 20, 30, 45, 60}, "model")
+	activationDuration = histogram("activation_duration_seconds",
+		"How long waking a model took. The backend is always empty.", []float64{1, 5, 10, 30, 60, 120, 180, 300, 600, 900}, "model", "backend", "result")
+	activationFailures = counter("activation_failures_total",
+		"Models that did not wake, by reason.", "model", "reason")
+	groupDecisions = counter("label_group_route_decisions_total",
+		"Calls for a label that several models may claim, by how their model was found.", "label", "strategy", "outcome")
+	groupHits = counter("label_group_route_target_hits_total",
+		"Calls for a label, by the model that they went to.", "label", "strategy", "model")
+	refresh = prometheus.NewHistogram(prometheus.HistogramOpts{
+		Namespace: "flexinfer", Subsystem: "proxy", Name: "endpoint_refresh_duration_seconds",
+		Help:    "How long it took to put a change of models or endpoints into effect.",
+		Buckets: []float64{.001, .005, .01, .05, .1, .5, 1},
+	})
+	remapped = gauge("routing_remapped_ratio",
+		"The share of keys that the last change of endpoints moved to others, of models with a hash ring.", "model")
 	promptTokens = histogram("request_prompt_tokens",
 		"Prompt tokens per completion, as the engine counted them.", tokenBuckets, "model")
 	completionTokens = histogram("request_completion_tokens",
@@ -85,7 +116,19 @@ var perModel = []interface {
 	requests, retries, duration, active, decisions, targetHits, cardinality, cardinalityOverflow,
 	endpointChanges, ttft, promptTokens, completionTokens, completions, promptTokensTotal, cachedTokensTotal,
 	reservations, reservationsExpired, clamped,
+	queued, queueRejected, queueDepth, queueWait,
+	activationRetries, activationRetryWait, activationDuration, activationFailures,
+	remapped,
 }
+
+// perLabel lists the vectors with a label label.
+var perLabel = []interface {
+	prometheus.Collector
+	DeletePartialMatch(prometheus.Labels) int
+}{groupDecisions, groupHits}
+
+// Refreshed records how long a change of models took to come into effect.
+func Refreshed(took time.Duration) { refresh.Observe(took.Seconds()) }
 
 // Register registers the process's collectors, and others, in a
 // configuration's registry.
@@ -93,7 +136,10 @@ func Register(reg prometheus.Registerer, others ...prometheus.Collector) error {
 	for _, c := range perModel {
 		others = append(others, c)
 	}
-	others = append(others, shutdowns, shutdownDuration)
+	for _, c := range perLabel {
+		others = append(others, c)
+	}
+	others = append(others, shutdowns, shutdownDuration, refresh)
 	for _, c := range others {
 		if err := reg.Register(c); err != nil {
 			if _, ok := errors.AsType[prometheus.AlreadyRegisteredError](err); !ok {

@@ -25,11 +25,22 @@ const (
 	StatusUpstreamError
 	// StatusClientClosed: the client left.
 	StatusClientClosed
+	// StatusUnsupported: the model does not serve the path.
+	StatusUnsupported
+	// StatusBackground: a background call does not wake a model.
+	StatusBackground
+	// StatusParked: the model is not to be served.
+	StatusParked
+	// StatusPreempted: another model has its place.
+	StatusPreempted
 
-	numStatuses = int(StatusClientClosed) + 1
+	numStatuses = int(StatusPreempted) + 1
 )
 
-var statusNames = [numStatuses]string{"success", "error", "upstream_error", "client_closed"}
+var statusNames = [numStatuses]string{
+	"success", "error", "upstream_error", "client_closed",
+	"endpoint_unsupported", "background_not_ready", "parked", "parked_behind_primary",
+}
 
 func (s Status) String() string { return statusNames[s] }
 
@@ -56,6 +67,7 @@ type Model struct {
 	reserved, overdue prometheus.Counter
 	clamped           prometheus.Counter
 	strategies        sync.Map // strategy's name → *Strategy
+	waiting
 }
 
 var models = struct {
@@ -87,6 +99,7 @@ func Acquire(name string) *Model {
 		m.clamped = clamped.WithLabelValues(name, "context_window_headroom")
 		m.reserved = reservations.WithLabelValues(name)
 		m.overdue = reservationsExpired.WithLabelValues(name)
+		m.waiting = newWaiting(name)
 		models.m[name] = m
 	}
 	m.refs++
@@ -171,6 +184,15 @@ func (m *Model) Endpoints(added, removed int) {
 	}
 	endpointChanges.WithLabelValues(m.name, "added").Add(float64(added))
 	endpointChanges.WithLabelValues(m.name, "removed").Add(float64(removed))
+}
+
+// Remapped says which share of keys a change of endpoints moved.
+func (m *Model) Remapped(share float64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.gone {
+		remapped.WithLabelValues(m.name).Set(share)
+	}
 }
 
 // Admit says that an endpoint with this target serves the model. It is undone

@@ -69,6 +69,61 @@ func Starting(name string) *Refusal {
 	}
 }
 
+// NotServed refuses a request for a path that the model does not serve.
+func NotServed(name, path string) *Refusal {
+	return &Refusal{
+		Status: http.StatusNotFound, Type: "not_found_error", Code: "model_not_found", Param: "model",
+		Message: "the model " + Quote(name) + " does not serve " + Quote(path),
+	}
+}
+
+// NotReady refuses a request for a model that does not serve now.
+func NotReady(name, why string) *Refusal {
+	return &Refusal{
+		Status: http.StatusServiceUnavailable, Type: "service_unavailable_error", Code: "service_unavailable",
+		Message:    "the model " + Quote(name) + " is not ready: " + why,
+		RetryAfter: 10 * time.Second,
+	}
+}
+
+// NotActivated refuses a request for a model that could not be woken.
+func NotActivated(name, why string, retry time.Duration) *Refusal {
+	message := "the model " + Quote(name) + " could not be started"
+	if why != "" {
+		message += ": " + why
+	}
+	return &Refusal{
+		Status: http.StatusServiceUnavailable, Type: "service_unavailable_error", Code: "activation_failed",
+		Message: message, RetryAfter: retry,
+	}
+}
+
+// QueueFull refuses a request that cannot even wait.
+func QueueFull(name string, retry time.Duration) *Refusal {
+	return &Refusal{
+		Status: http.StatusServiceUnavailable, Type: "service_unavailable_error", Code: "queue_full",
+		Message: "as many requests wait for the model " + Quote(name) + " as may", RetryAfter: retry,
+	}
+}
+
+// QueueTimeout refuses a request that has waited for long enough.
+func QueueTimeout(name string) *Refusal {
+	return &Refusal{
+		Status: http.StatusGatewayTimeout, Type: "timeout_error", Code: "timeout",
+		Message: "the model " + Quote(name) + " did not become available in time",
+	}
+}
+
+// Gone refuses a request whose model has left while it waited, or which the
+// gateway cannot let wait since it stops.
+func Gone(name string) *Refusal {
+	return &Refusal{
+		Status: http.StatusServiceUnavailable, Type: "service_unavailable_error", Code: "service_unavailable",
+		Message:    "requests for the model " + Quote(name) + " cannot wait here any longer",
+		RetryAfter: 2 * time.Second,
+	}
+}
+
 // BadRequest refuses a request that cannot be understood.
 func BadRequest(code, message string) *Refusal {
 	return &Refusal{Status: http.StatusBadRequest, Type: "invalid_request_error", Code: code, Message: message}

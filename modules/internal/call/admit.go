@@ -1,0 +1,165 @@
+package call
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"slices"
+	"strings"
+	"sync/atomic"
+
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/metrics"
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/queue"
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/refusal"
+	"github.com/flexinfer/caddy-flexinfer/modules/routing"
+)
+
+// workloadClass is the header by which FlexInfer's own jobs say that they are
+// not worth waking a model for. It is not passed on.
+const workloadClass = "X-Flexinfer-Internal-Workload-Class"
+
+// isBackground reports whether the header says so, and takes it away.
+func isBackground(h http.Header) bool {
+	class := h[workloadClass]
+	delete(h, workloadClass)
+	return len(class) > 0 && strings.EqualFold(strings.TrimSpace(class[0]), "background")
+}
+
+// A Rejection is a refusal that metrics tell apart from others.
+type Rejection struct {
+	*refusal.Refusal
+	Status metrics.Status
+}
+
+// Unwrap returns the refusal.
+func (r *Rejection) Unwrap() error { return r.Refusal }
+
+// Admit returns nil when the call may go: at once, unless its model sleeps or
+// all endpoints have as many calls as they may. Then it waits in the model's
+// queue, and has an endpoint when it returns, which the first Next gives. The
+// error is a [Rejection], a [refusal.Refusal] or that of ctx.
+func (c *Call) Admit(ctx context.Context) error {
+	m := c.model
+	if len(m.ServePaths) > 0 && !slices.ContainsFunc(m.ServePaths, func(p string) bool { return strings.HasPrefix(c.path, p) }) {
+		return &Rejection{refusal.NotServed(c.asked, c.path), metrics.StatusUnsupported}
+	}
+	if m.Lane == nil {
+		return nil
+	}
+	if len(m.Groups) > 0 && c.counted == nil {
+		c.counts(m.Enter())
+	}
+	if !m.Waits() {
+		return nil
+	}
+	if err := c.mayWait(); err != nil {
+		return err
+	}
+	if k, ok := m.Activator.(routing.Keeper); ok && !c.background {
+		c.uses(k.Use(m.Name))
+	}
+	return c.refusalOf(m.Queue().Enter(ctx, false, c.prime))
+}
+
+// mayWait returns why the call may not wait for its model, if it would have
+// to, nil if it may.
+func (c *Call) mayWait() error {
+	m := c.model
+	switch {
+	case !m.Waits() || m.State.Phase == routing.Serving:
+		return nil
+	case c.background:
+		return &Rejection{refusal.NotReady(c.asked, "it does not serve now, and background calls do not wake it"), metrics.StatusBackground}
+	case m.State.Phase == routing.Asleep || m.State.Phase == routing.Failed:
+		if m.Queue().Len() >= m.Policy.QueueMax {
+			m.Metrics.QueueRejected()
+			return c.refusalOf(queue.ErrFull)
+		}
+		return nil
+	}
+	return c.refusalOf(&queue.StateError{State: m.State})
+}
+
+// prime gives the call the endpoint of its first attempt, or its next, if
+// there is room on one.
+func (c *Call) prime() bool {
+	m := c.model.Latest()
+	if m == nil {
+		return false // the queue knows
+	}
+	c.model = m
+	d := c.pick(m.Snapshot)
+	if d.Full {
+		c.decision = d
+		return false
+	}
+	c.take(d)
+	c.primed = true
+	return true
+}
+
+// refusalOf returns what to answer if the queue gives the call no turn.
+func (c *Call) refusalOf(err error) error {
+	if err == nil {
+		return nil
+	}
+	q := c.model.Queue()
+	switch {
+	case errors.Is(err, queue.ErrFull):
+		return refusal.QueueFull(c.asked, q.RetryAfter())
+	case errors.Is(err, queue.ErrTimeout):
+		return refusal.QueueTimeout(c.asked)
+	case errors.Is(err, queue.ErrGone):
+		return refusal.Gone(c.asked)
+	}
+	e, ok := errors.AsType[*queue.StateError](err)
+	if !ok {
+		return err
+	}
+	switch s := e.State; s.Phase {
+	case routing.Parked:
+		return &Rejection{refusal.UnknownModel(c.asked), metrics.StatusParked}
+	case routing.Preempted:
+		return &Rejection{refusal.NotReady(c.asked, "another model has its place"), metrics.StatusPreempted}
+	default:
+		retry := s.RetryAfter
+		if retry == 0 {
+			retry = q.RetryAfter()
+		}
+		return refusal.NotActivated(c.asked, s.Message, retry)
+	}
+}
+
+// freed says that a lease of the call was released: there may be room for one
+// that waits.
+func (c *Call) freed(lease *routing.Lease) {
+	if lease != nil {
+		c.set.Lanes.Poke()
+	}
+}
+
+// counts notes a counter of calls that has this one in it, until it ends.
+func (c *Call) counts(counter *atomic.Int64) {
+	c.mu.Lock()
+	over := c.over
+	if !over {
+		c.counted = counter
+	}
+	c.mu.Unlock()
+	if over && counter != nil {
+		counter.Add(-1)
+	}
+}
+
+// uses notes what to call when the call has ended.
+func (c *Call) uses(done func()) {
+	c.mu.Lock()
+	over := c.over
+	if !over {
+		c.used = done
+	}
+	c.mu.Unlock()
+	if over {
+		done()
+	}
+}
