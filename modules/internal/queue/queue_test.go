@@ -41,9 +41,13 @@ func newBench(t *testing.T, phase routing.Phase) *bench {
 	return b
 }
 
-func (b *bench) Activate(context.Context, string) error {
+func (b *bench) Activate(ctx context.Context, _ string) error {
 	b.asked.Add(1)
-	time.Sleep(time.Millisecond)
+	select {
+	case <-time.After(time.Millisecond):
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 	if b.refuse.Load() {
 		return errors.New("no power")
 	}
@@ -76,12 +80,18 @@ func (b *bench) try() bool {
 // call makes call i, and returns when it waits or has its turn.
 func (b *bench) call(ctx context.Context, i int, again bool) {
 	b.calls.Go(func() {
-		err := b.Enter(ctx, again, b.try)
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		if err == nil {
-			b.order = append(b.order, i)
-		} else {
+		err := b.Enter(ctx, again, func() bool {
+			ok := b.try()
+			if ok {
+				b.mu.Lock()
+				defer b.mu.Unlock()
+				b.order = append(b.order, i)
+			}
+			return ok
+		})
+		if err != nil {
+			b.mu.Lock()
+			defer b.mu.Unlock()
 			b.errs[i] = err
 		}
 	})
