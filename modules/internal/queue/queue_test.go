@@ -310,7 +310,7 @@ func TestFailedIsTriedAgain(t *testing.T) {
 		begun := time.Now()
 		b.call(t.Context(), 1, false)
 		b.end()
-		if _, ok := errors.AsType[*StateError](b.errs[1]); !ok || time.Since(begun) != failedFor {
+		if _, ok := errors.AsType[*StateError](b.errs[1]); !ok || time.Since(begun) != failedFor+time.Millisecond {
 			t.Errorf("%v after %s", b.errs[1], time.Since(begun))
 		}
 	})
