@@ -63,6 +63,11 @@ type model struct {
 	Adapters  []string   `json:"adapters"`
 	Strategy  string     `json:"strategy"`
 	Service   string     `json:"service,omitempty"`
+	Labels    []string   `json:"service_labels,omitempty"`
+	Priority  int        `json:"priority,omitempty"`
+	State     string     `json:"state"`
+	Message   string     `json:"message,omitempty"`
+	Queued    int        `json:"queued"`
 	Endpoints []endpoint `json:"endpoints"`
 }
 
@@ -76,13 +81,14 @@ type endpoint struct {
 	Inflight int               `json:"inflight"`
 	Reserved int               `json:"reserved"`
 	Load     int               `json:"load"`
+	Most     int               `json:"max_inflight,omitempty"`
 	Healthy  bool              `json:"healthy"`
 }
 
 func describe(e *routing.Endpoint) endpoint {
 	return endpoint{
 		ID: e.ID, Address: e.Address, Scheme: e.Scheme, Path: e.Path, Weight: e.Weight, Labels: e.Labels,
-		Inflight: e.Inflight(), Reserved: e.Reserved(), Load: e.Load(), Healthy: e.Health().Healthy(),
+		Inflight: e.Inflight(), Reserved: e.Reserved(), Load: e.Load(), Most: e.MaxInflight, Healthy: e.Health().Healthy(),
 	}
 }
 
@@ -107,7 +113,11 @@ func describeModel(m *catalog.Model) model {
 	d := model{
 		Name: m.Name, Strategy: m.StrategyName,
 		Aliases: append([]string{}, m.Aliases...), Adapters: append([]string{}, m.Adapters...),
+		Labels: m.Groups, Priority: m.Priority, State: m.State.Phase.String(), Message: m.State.Message,
 		Endpoints: []endpoint{},
+	}
+	if m.Lane != nil {
+		d.Queued = m.Queue().Len()
 	}
 	if s := m.Snapshot.Service(); s != nil {
 		d.Service = s.URL()

@@ -14,6 +14,8 @@ type Model struct {
 	Name      string     `json:"name"`
 	Aliases   []string   `json:"aliases"`
 	Strategy  string     `json:"strategy"`
+	State     string     `json:"state"`
+	Queued    int        `json:"queued"`
 	Endpoints []Endpoint `json:"endpoints"`
 }
 
@@ -112,7 +114,7 @@ func (g *Gateway) WaitIdle(tb testing.TB) {
 			}
 		}
 		m := g.Metrics(tb)
-		for _, name := range []string{"flexinfer_proxy_active_connections", "flexinfer_proxy_upstream_inflight"} {
+		for _, name := range []string{"flexinfer_proxy_active_connections", "flexinfer_proxy_upstream_inflight", "flexinfer_proxy_queue_depth"} {
 			for _, s := range m.Series(name) {
 				if s.Value != 0 {
 					busy += " " + s.String()

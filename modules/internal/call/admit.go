@@ -65,19 +65,19 @@ func (c *Call) Admit(ctx context.Context) error {
 // to, nil if it may.
 func (c *Call) mayWait() error {
 	m := c.model
-	switch {
-	case !m.Waits() || m.State.Phase == routing.Serving:
-		return nil
-	case c.background:
-		return &Rejection{refusal.NotReady(c.asked, "it does not serve now, and background calls do not wake it"), metrics.StatusBackground}
-	case m.State.Phase == routing.Asleep || m.State.Phase == routing.Failed:
-		if m.Queue().Len() >= m.Policy.QueueMax {
-			m.Metrics.QueueRejected()
-			return c.refusalOf(queue.ErrFull)
-		}
+	if !m.Waits() {
 		return nil
 	}
-	return c.refusalOf(&queue.StateError{State: m.State})
+	switch phase := m.State.Phase; {
+	case c.background && phase != routing.Serving:
+		return &Rejection{refusal.NotReady(c.asked, "it does not serve now, and background calls do not wake it"), metrics.StatusBackground}
+	case phase == routing.Stalled, phase == routing.Parked, phase == routing.Preempted:
+		return c.refusalOf(&queue.StateError{State: m.State})
+	case m.Queue().Len() >= m.Policy.QueueMax:
+		m.Metrics.QueueRejected()
+		return c.refusalOf(queue.ErrFull)
+	}
+	return nil
 }
 
 // prime gives the call the endpoint of its first attempt, or its next, if
