@@ -1,0 +1,104 @@
+package k8sdiscovery
+
+import (
+	"cmp"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/flexinfer/caddy-flexinfer/modules/routing"
+)
+
+// A candidate is an address that may become an endpoint.
+type candidate struct {
+	uid     types.UID // of the pod or whatever is behind the address; "" if not known
+	pod     string    // its name, if it is a pod
+	node    string
+	zone    string
+	ip      netip.Addr
+	port    int
+	scheme  string
+	leaving bool // it terminates, and serves as long as it has to
+}
+
+// before orders the candidates: for one pod the first stands for it.
+func (c candidate) compare(o candidate) int {
+	return cmp.Or(
+		compareBool(c.ip.Is6(), o.ip.Is6()), // IPv4 first
+		compareBool(c.leaving, o.leaving),
+		c.ip.Compare(o.ip),
+		cmp.Compare(c.port, o.port),
+		cmp.Compare(o.uid, c.uid), // one that has a UID first
+		cmp.Compare(c.scheme, o.scheme),
+		cmp.Compare(c.pod, o.pod),
+	)
+}
+
+func compareBool(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case a:
+		return 1
+	}
+	return -1
+}
+
+// specsOf returns the endpoints that the candidates make: one for each UID and
+// for each address. Those that leave are taken only when there is no other.
+func specsOf(found []candidate, a Attributes) []routing.Spec {
+	slices.SortFunc(found, candidate.compare)
+	uids := make(map[types.UID]struct{}, len(found))
+	addresses := make(map[netip.AddrPort]struct{}, len(found))
+	var staying, leaving []routing.Spec
+	for _, c := range found {
+		at := netip.AddrPortFrom(c.ip, uint16(c.port)) //nolint:gosec // checked where it was found
+		_, known := addresses[at]
+		if c.uid != "" && !known {
+			_, known = uids[c.uid]
+			uids[c.uid] = struct{}{}
+		}
+		if known {
+			continue
+		}
+		addresses[at] = struct{}{}
+		if c.leaving {
+			leaving = append(leaving, c.spec(a))
+		} else {
+			staying = append(staying, c.spec(a))
+		}
+	}
+	if len(staying) > 0 {
+		return staying
+	}
+	return leaving
+}
+
+// spec returns the endpoint that c makes.
+func (c candidate) spec(a Attributes) routing.Spec {
+	s := routing.Spec{
+		Scheme: cmp.Or(a.Scheme, c.scheme, "http"), Address: net.JoinHostPort(c.ip.String(), strconv.Itoa(c.port)),
+		Model: a.Model, Weight: a.Weight, Header: a.Header, MaxInflight: a.MaxInflight,
+		Labels: make(map[string]string, 4+len(a.Labels)),
+	}
+	if c.pod != "" {
+		s.ID = string(c.uid)
+	}
+	for name, value := range map[string]string{"pod": c.pod, "node": c.node, "zone": c.zone, "role": a.Role} {
+		if value != "" {
+			s.Labels[name] = value
+		}
+	}
+	maps.Copy(s.Labels, a.Labels)
+	return s
+}
+
+// parseIP returns the one spelling of an address.
+func parseIP(s string) (netip.Addr, bool) {
+	ip, err := netip.ParseAddr(s)
+	return ip.Unmap(), err == nil
+}
