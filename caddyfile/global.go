@@ -69,6 +69,14 @@ import (
 //	    validate_requests on|off
 //	    debug_header      off|private|all
 //	    env_ignore        <variables...>
+//	    kubernetes {
+//	        namespace    <namespaces...>|*
+//	        kubeconfig   <path>
+//	        context      <name>
+//	        api_group    <group>
+//	        gpu_groups   on|off
+//	        sync_timeout <duration>
+//	    }
 //	}
 //
 // The options of a model are listed at parseModel; what may follow a strategy
@@ -105,6 +113,7 @@ func parseGlobalOption(d *caddyfile.Dispenser, existing any) (any, error) {
 		"usage_metrics":     choice("client", &a.UsageMetrics, app.CheckUsageMetrics),
 		"validate_requests": value("on", onOff, func(on bool) { a.ValidateRequests = &on }),
 		"debug_header":      choice("private", &a.DebugHeader, app.CheckDebugHeader),
+		"kubernetes":        clusterInto(&a.Kubernetes),
 		"env_ignore": words("PROXY_AUTH_ENABLED", func(name string) error {
 			a.EnvIgnore = append(a.EnvIgnore, name)
 			return nil

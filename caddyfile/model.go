@@ -29,6 +29,9 @@ import (
 //	        header <field> <value>
 //	        max_inflight <calls>
 //	    }
+//	    endpoints <namespace>/<service>[:<port>]
+//	    selector  <namespace> <labels> [<port>]
+//	    pods      <namespace> <labels> <port>
 //	    source  <module> [<options...>]
 //	    service <address>
 //	    service_label <labels...>
@@ -50,8 +53,10 @@ import (
 //
 // An address is host:port, or a URL with the scheme http, https or h2c and
 // perhaps a base path. The properties in the block of `to` are those of each
-// of its addresses. `alias`, `adapter`, `to`, `service_label` and `source` may be repeated, as
-// may `label` and `header`. `source` is for modules that discover endpoints. The
+// of its addresses. `endpoints`, `selector` and `pods` find endpoints in
+// a Kubernetes cluster, see [sources.Kubernetes], and may have such a block too.
+// `source` is for other modules that discover endpoints. All of these may be
+// repeated, as may `alias`, `adapter`, `service_label`, `label` and `header`. The
 // options of `retries` and `health` are those of the global option; what a model
 // leaves out there is as it says.
 func (g *global) parseModel(d *caddyfile.Dispenser) (*app.Model, error) {
@@ -86,6 +91,9 @@ func (g *global) parseModel(d *caddyfile.Dispenser) (*app.Model, error) {
 			discovered = append(discovered, raw)
 			return err
 		}},
+		"endpoints": discoveryInto(&discovered),
+		"selector":  discoveryInto(&discovered),
+		"pods":      discoveryInto(&discovered),
 		"service": word("qwen3-8b.models.svc:8000", func(address string) error {
 			m.Service = address
 			if _, err := sources.ParseAddress(address); err != nil {

@@ -25,7 +25,7 @@ type candidate struct {
 	leaving bool // it terminates, and serves as long as it has to
 }
 
-// before orders the candidates: for one pod the first stands for it.
+// compare orders the candidates: for one pod the first stands for it.
 func (c candidate) compare(o candidate) int {
 	return cmp.Or(
 		compareBool(c.ip.Is6(), o.ip.Is6()), // IPv4 first
@@ -81,7 +81,7 @@ func specsOf(found []candidate, a Attributes) []routing.Spec {
 // spec returns the endpoint that c makes.
 func (c candidate) spec(a Attributes) routing.Spec {
 	s := routing.Spec{
-		Scheme: cmp.Or(a.Scheme, c.scheme, "http"), Address: net.JoinHostPort(c.ip.String(), strconv.Itoa(c.port)),
+		Scheme: cmp.Or(c.scheme, "http"), Address: net.JoinHostPort(c.ip.String(), strconv.Itoa(c.port)),
 		Model: a.Model, Weight: a.Weight, Header: a.Header, MaxInflight: a.MaxInflight,
 		Labels: make(map[string]string, 4+len(a.Labels)),
 	}

@@ -18,10 +18,6 @@ import (
 
 // Attributes are what all endpoints of a source have in common.
 type Attributes struct {
-	// Scheme is http, https or h2c; "" is as the port's appProtocol says, or
-	// else http.
-	Scheme string
-
 	// Role is prefill, decode or both; "" if it is not known. It becomes the
 	// label role.
 	Role string

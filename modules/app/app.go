@@ -39,6 +39,9 @@ type instance struct {
 	unload       []context.CancelFunc           // unloads those
 	catalog      *catalog.Catalog
 
+	cluster         *sources.Cluster // Kubernetes, or its defaults; nil if nobody needs one
+	proxiesServices bool
+
 	// What Start starts and Cleanup closes: the app's own catalog and those
 	// of handlers with sources of their own.
 	catalogs []*catalog.Catalog
@@ -93,6 +96,10 @@ func (a *App) Provision(ctx caddy.Context) error {
 			return err
 		}
 	}
+	listing, err := a.clusterSources(ctx)
+	if err != nil {
+		return err
+	}
 	declared := make([]catalog.Declaration, 0, len(a.Models))
 	for _, m := range a.Models {
 		d, err := a.declare(ctx, m)
@@ -106,7 +113,7 @@ func (a *App) Provision(ctx caddy.Context) error {
 		}
 	}
 	a.catalog = a.newCatalog(&catalog.Config{
-		Models: declared, Strategy: a.strategy, StrategyName: a.strategyName, Lanes: a.state.lanes, GroupMode: a.groupMode(),
+		Models: declared, Sources: listing, Strategy: a.strategy, StrategyName: a.strategyName, Lanes: a.state.lanes, GroupMode: a.groupMode(),
 	})
 	if err := watchShutdown(ctx); err != nil {
 		return err
@@ -191,8 +198,8 @@ func (a *App) loadSources(ctx caddy.Context, module any, field string) ([]routin
 		if !ok {
 			return nil, fmt.Errorf("module %T is not a source of endpoints", v)
 		}
-		if st, ok := v.(routing.Starter); ok {
-			a.starters = append(a.starters, st)
+		if err := a.adopt(ctx, s); err != nil {
+			return nil, err
 		}
 		found = append(found, s)
 	}
@@ -295,6 +302,7 @@ func (a *App) Cleanup() error {
 		_, err := windows.Delete(l.model)
 		errs = append(errs, err)
 	}
+	errs = append(errs, a.cluster.Cleanup())
 	_, err := states.Delete(stateKey)
 	if err = errors.Join(append(errs, err)...); err != nil {
 		return fmt.Errorf("giving up shared state: %w", err)

@@ -94,6 +94,12 @@ type App struct {
 	// `all`. Default: `private`.
 	DebugHeader string `json:"debug_header,omitempty"`
 
+	// The Kubernetes cluster in which FlexInfer's resources and the
+	// endpoints of models are looked for. Default: none is asked for
+	// resources, and endpoints are looked for in the one that the gateway
+	// runs in.
+	Kubernetes *sources.Cluster `json:"kubernetes,omitempty"`
+
 	// Environment variables of FlexInfer's proxy that are passed over, such
 	// as those which ask for what this gateway does by other means.
 	EnvIgnore []string `json:"env_ignore,omitempty"`

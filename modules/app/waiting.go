@@ -190,8 +190,5 @@ func (a *App) loadActivator(ctx caddy.Context, m *Model) (routing.Activator, err
 	if n, ok := v.(Named); ok {
 		n.Name(m.Name)
 	}
-	if s, ok := v.(routing.Starter); ok {
-		a.starters = append(a.starters, s)
-	}
-	return act, nil
+	return act, a.adopt(ctx, v)
 }

@@ -133,6 +133,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	}
 	w.Header().Set(call.RequestIDHeader, c.RequestID())
 	if err := c.Resolve(r, h.catalog); err != nil {
+		if h.mayPass(err) {
+			return h.pass(w, r, c, next, err, &result)
+		}
 		return h.refuse(w, r, c, err)
 	}
 	if err := c.Admit(r.Context()); err != nil {
@@ -323,7 +326,7 @@ func (h *Handler) mayDebug(r *http.Request) bool {
 
 // Validate reports whether h can work.
 func (h *Handler) Validate() error {
-	if h.listed || len(h.catalog.Table().Models()) > 0 {
+	if h.listed || !h.Operations || h.app.Kubernetes != nil || len(h.catalog.Table().Models()) > 0 {
 		return nil
 	}
 	return errors.New("no models: declare some in the global option flexinfer, or list upstreams here: flexinfer 10.0.0.5:8000 10.0.0.6:8000")

@@ -112,25 +112,33 @@ func (u *Upstream) Spec() (routing.Spec, error) {
 		return spec, fmt.Errorf("upstream %s: max_inflight is negative; leave it out for as many calls as come", u.Address)
 	}
 	spec.Model, spec.Weight, spec.Labels, spec.MaxInflight = u.Model, u.Weight, u.Labels, u.MaxInflight
-	if len(u.Headers) == 0 {
-		return spec, nil
-	}
-	repl := caddy.NewReplacer()
-	spec.Header = make(http.Header, len(u.Headers))
-	for field, value := range u.Headers {
-		v, err := repl.ReplaceOrErr(value, true, true)
-		if err != nil {
-			return spec, fmt.Errorf("upstream %s: header %s: %w", u.Address, field, err)
-		}
-		if err := CheckHeader(field, v); err != nil {
-			return spec, fmt.Errorf("upstream %s: %w", u.Address, err)
-		}
-		if spec.Header[http.CanonicalHeaderKey(field)] != nil {
-			return spec, fmt.Errorf("upstream %s: header %s is set twice", u.Address, field)
-		}
-		spec.Header.Set(field, v)
+	if spec.Header, err = headerOf(u.Headers); err != nil {
+		return spec, fmt.Errorf("upstream %s: %w", u.Address, err)
 	}
 	return spec, nil
+}
+
+// headerOf returns a header with these fields, placeholders replaced.
+func headerOf(fields map[string]string) (http.Header, error) {
+	if len(fields) == 0 {
+		return nil, nil
+	}
+	repl := caddy.NewReplacer()
+	header := make(http.Header, len(fields))
+	for field, value := range fields {
+		v, err := repl.ReplaceOrErr(value, true, true)
+		if err != nil {
+			return nil, fmt.Errorf("header %s: %w", field, err)
+		}
+		if err := CheckHeader(field, v); err != nil {
+			return nil, err
+		}
+		if header[http.CanonicalHeaderKey(field)] != nil {
+			return nil, fmt.Errorf("header %s is set twice", field)
+		}
+		header.Set(field, v)
+	}
+	return header, nil
 }
 
 // Interface guards

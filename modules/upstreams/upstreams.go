@@ -12,6 +12,8 @@ import (
 
 	"github.com/flexinfer/caddy-flexinfer/modules/app"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/call"
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/catalog"
+	"github.com/flexinfer/caddy-flexinfer/modules/sources"
 	"github.com/flexinfer/caddy-flexinfer/modules/transport"
 )
 
@@ -28,13 +30,26 @@ func init() {
 // a handler the source finds the model by itself, among those of the
 // `flexinfer` app; a request for no known model then has no upstream.
 //
+// With the name of a Kubernetes Service it is instead the ready pods behind
+// that, whatever model the request asks for, as one model with the name
+// <namespace>/<service>. Its strategy is that of `flexinfer_call` before the
+// proxy, or else that of the `flexinfer` app, whose cluster it is in.
+//
 // The endpoints' schemes, base paths and headers are the business of
 // `transport flexinfer`, which belongs beside this source. With another
 // transport only plain http endpoints can be reached, and a call counts as
 // under way from the pick on.
 type Upstreams struct {
-	app   *app.App
-	plain bool // the transport is another one
+	// The Kubernetes Service whose pods are the upstreams:
+	// <namespace>/<service>, with :<port> for one of the pods' ports by its
+	// name or number. Default: none, and the upstreams are those of the
+	// request's model.
+	Service string `json:"service,omitempty"`
+
+	app     *app.App
+	catalog *catalog.Catalog
+	model   string // of the catalog, if it is that of a Service
+	plain   bool   // the transport is another one
 }
 
 // CaddyModule returns the Caddy module information.
@@ -53,7 +68,19 @@ func (u *Upstreams) Provision(ctx caddy.Context) (err error) {
 			u.plain = !ours
 		}
 	}
-	u.app, err = app.Of(ctx)
+	if u.app, err = app.Of(ctx); err != nil {
+		return err
+	}
+	u.catalog = u.app.Catalog()
+	if u.Service == "" {
+		return nil
+	}
+	var k sources.Kubernetes
+	if err := k.SetService(u.Service); err != nil {
+		return err
+	}
+	u.model = k.Namespace + "/" + k.Service
+	u.catalog, err = u.app.CatalogOfService(ctx, &k)
 	return err
 }
 
@@ -61,9 +88,11 @@ func (u *Upstreams) Provision(ctx caddy.Context) (err error) {
 // clone of the request, and gets the body of this attempt.
 func (u *Upstreams) GetUpstreams(r *http.Request) ([]*reverseproxy.Upstream, error) {
 	c := call.Join(r, u.app.Settings())
-	if c.Model() == nil {
-		err := c.Resolve(r, u.app.Catalog())
-		if err == nil {
+	var err error
+	if u.model != "" {
+		c.Assign(r, u.catalog, u.model)
+	} else if c.Model() == nil {
+		if err = c.Resolve(r, u.catalog); err == nil {
 			err = c.Admit(r.Context())
 		}
 		if err != nil {
@@ -89,9 +118,15 @@ func (u *Upstreams) GetUpstreams(r *http.Request) ([]*reverseproxy.Upstream, err
 
 // UnmarshalCaddyfile sets up the source from Caddyfile tokens. Syntax:
 //
-//	dynamic flexinfer
+//	dynamic flexinfer [<namespace>/<service>[:<port>]]
 func (u *Upstreams) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next() // consume source name
+	if d.NextArg() {
+		u.Service = d.Val()
+		if err := new(sources.Kubernetes).SetService(u.Service); err != nil {
+			return d.WrapErr(err)
+		}
+	}
 	if d.NextArg() {
 		return d.ArgErr()
 	}

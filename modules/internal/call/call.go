@@ -100,6 +100,7 @@ type Call struct {
 	// What it asks for.
 	asked    string
 	resolved bool
+	assigned bool // see Assign
 	model    *catalog.Model
 	adapter  string
 	group    *catalog.Group // the label that it asks for, nil if it is none

@@ -58,7 +58,7 @@ func (c *Call) upstreamName() string {
 // Renamed returns the name that the answer is to give the model, or "" if the
 // endpoint knows it by the name that was asked for.
 func (c *Call) Renamed() string {
-	if !c.set.MapModel || c.model == nil || c.asked == c.upstreamName() {
+	if !c.set.MapModel || c.model == nil || c.assigned || c.asked == c.upstreamName() {
 		return ""
 	}
 	return c.asked
@@ -78,9 +78,12 @@ func (c *Call) outgoing() [][]byte {
 	if c.model == nil {
 		return [][]byte{c.body}
 	}
-	c.sentName = c.upstreamName()
 	edits := slices.Clip(c.edits)
+	if !c.assigned {
+		c.sentName = c.upstreamName()
+	}
 	switch {
+	case c.assigned:
 	case c.form:
 		edits = append(edits, c.renameForm(c.sentName)...)
 	case c.doc != nil:

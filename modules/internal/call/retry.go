@@ -52,7 +52,7 @@ func (c *Call) Failed(f Failure, reason string) (again bool) {
 func (c *Call) mayRetry(f Failure) bool {
 	p := c.model.Policy
 	switch {
-	case c.gaveUp, c.attempts > p.Retries, f == Declined && !c.untried(), f == Stale && c.stale:
+	case c.gaveUp, c.readErr != nil, c.attempts > p.Retries, f == Declined && !c.untried(), f == Stale && c.stale:
 		return false
 	case f == Stale, f == Unsent:
 		return true
