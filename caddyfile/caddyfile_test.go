@@ -17,6 +17,7 @@ import (
 	_ "github.com/flexinfer/caddy-flexinfer/caddyfile"
 	_ "github.com/flexinfer/caddy-flexinfer/modules/matchers"
 	_ "github.com/flexinfer/caddy-flexinfer/modules/selection"
+	_ "github.com/flexinfer/caddy-flexinfer/modules/sources"
 	_ "github.com/flexinfer/caddy-flexinfer/modules/strategies"
 	_ "github.com/flexinfer/caddy-flexinfer/modules/transport"
 	_ "github.com/flexinfer/caddy-flexinfer/modules/upstreams"
