@@ -77,8 +77,20 @@ func TestEnvironmentGivesDefaults(t *testing.T) {
 		{"FLEXINFER_KOKORO_UPSTREAM=", `{}`, false},
 		{"FLEXINFER_OTEL_ENABLED=false", `{}`, false},
 		{"FLEXINFER_OTEL_ENABLED=true", `{}`, true},
-		{"PROXY_MAX_QUEUE_SIZE=0", `{}`, false}, // of a later option
-		{"FLEXINFER_PROXY_LABEL_GROUP_ROUTING=least-loaded", `{}`, false},
+
+		{"PROXY_MAX_QUEUE_SIZE=7", `{"queue":{"max_size":7}}`, false},
+		{"PROXY_MAX_QUEUE_SIZE=0", `{}`, true},
+		{"PROXY_QUEUE_TIMEOUT=2s", `{"queue":{"timeout":2000000000}}`, false},
+		{"PROXY_QUEUE_TIMEOUT=0s", `{}`, true},
+		{"PROXY_COLD_START_TIMEOUT=1m", `{"queue":{"cold_start_timeout":60000000000}}`, false},
+		{"PROXY_COLD_START_TIMEOUT=60", `{}`, true},
+		{"PROXY_BACKOFF_ENABLED=true", `{"queue":{"backoff":{"retries":3}}}`, false},
+		{"PROXY_BACKOFF_ENABLED=false", `{}`, false},
+		{"PROXY_BACKOFF_MAX_RETRIES=9", `{}`, false}, // it is not turned on
+		{"FLEXINFER_PROXY_LABEL_GROUP_ROUTING=least-loaded", `{"label_groups":"least-loaded"}`, false},
+		{"FLEXINFER_PROXY_LABEL_GROUP_ROUTING=prefix-session-or-rr", `{"label_groups":"prefix-session-or-rr"}`, false},
+		{"FLEXINFER_PROXY_LABEL_GROUP_ROUTING=", `{}`, false},
+		{"FLEXINFER_PROXY_LABEL_GROUP_ROUTING=random", `{}`, true},
 
 		{"PROXY_ROUTING_ENABELD=false", `{}`, true}, // unknown
 		{"FLEXINFER_NEW=1", `{}`, true},
@@ -192,5 +204,30 @@ func TestKubernetesServiceVariables(t *testing.T) {
 	}
 	if _, logs, _ = applied(t, new(App), "FLEXINFER_PROXY_PORT=8080"); len(logs) != 1 {
 		t.Errorf("one that belongs to no Service: logged %v", logs)
+	}
+}
+
+func TestEnvironmentBackoff(t *testing.T) {
+	const on = "PROXY_BACKOFF_ENABLED=1"
+	for _, tt := range []struct {
+		environ []string
+		want    string
+		warns   bool
+	}{
+		{[]string{on, "PROXY_BACKOFF_MAX_RETRIES=5", "PROXY_BACKOFF_INITIAL_WAIT=1s", "PROXY_BACKOFF_MAX_WAIT=2s"},
+			`{"queue":{"backoff":{"retries":5,"initial":1000000000,"max":2000000000}}}`, false},
+		{[]string{on, "PROXY_BACKOFF_MAX_RETRIES=0"}, `{}`, true},
+		{[]string{on, "PROXY_BACKOFF_MAX_RETRIES=many"}, `{}`, true},
+		{[]string{on, "PROXY_BACKOFF_INITIAL_WAIT=40s"}, `{}`, true}, // above the longest
+		{[]string{on, "PROXY_BACKOFF_MAX_WAIT=-1s"}, `{}`, true},
+	} {
+		got, logs, err := applied(t, new(App), tt.environ...)
+		if err != nil || got != tt.want || len(logs) > 0 != tt.warns {
+			t.Errorf("%v: got %s, %v, want %s; logged %v", tt.environ, got, err, tt.want, logs)
+		}
+	}
+	a := &App{Queue: &Queue{Backoff: &Backoff{Retries: 1}}}
+	if got, _, _ := applied(t, a, on); got != `{"queue":{"backoff":{"retries":1}}}` {
+		t.Errorf("the environment wins over the configuration: %s", got)
 	}
 }

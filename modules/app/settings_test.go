@@ -8,6 +8,7 @@ import (
 
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/catalog"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/health"
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/queue"
 )
 
 func statusSet(list ...int) (set catalog.Statuses) {
@@ -34,6 +35,7 @@ func standard() *catalog.Policy {
 			Probe: health.Probe{Interval: 10 * time.Second, Timeout: 2 * time.Second, Passes: 2, Fails: 3},
 		},
 		Unhealthy: statusSet(500, 502, 504),
+		QueueMax:  100, QueueTimeout: time.Minute, ColdStart: time.Minute,
 	}
 }
 
@@ -41,7 +43,8 @@ func TestPolicy(t *testing.T) {
 	const general = `"retries": {"max": 1, "on": ["5xx", "reset"], "budget": {"percent": 5, "floor": 1}},
 		"timeouts": {"first_byte": "1m", "gap": 0, "dial": "1s"},
 		"health": {"eject_after": 1, "eject_for": "1s", "eject_for_max": "2s", "max_ejected": 100, "unhealthy_status": ["500"],
-			"uri": "/health", "interval": "3s", "timeout": "4s", "passes": 5, "fails": 6}`
+			"uri": "/health", "interval": "3s", "timeout": "4s", "passes": 5, "fails": 6},
+		"queue": {"max_size": 5, "timeout": "1s", "cold_start_timeout": "2s", "backoff": {"retries": 3, "max": "7s"}}`
 	configured := &catalog.Policy{
 		Retries: 1, RetryOn: all5xx(), RetryReset: true, RetryShare: .05, RetryFloor: 1,
 		FirstByte: time.Minute,
@@ -50,6 +53,8 @@ func TestPolicy(t *testing.T) {
 			Probe: health.Probe{Path: "/health", Interval: 3 * time.Second, Timeout: 4 * time.Second, Passes: 5, Fails: 6},
 		},
 		Unhealthy: statusSet(500),
+		QueueMax:  5, QueueTimeout: time.Second, ColdStart: 2 * time.Second,
+		Backoff: queue.Backoff{Retries: 3, Initial: 5 * time.Second, Max: 7 * time.Second},
 	}
 	for _, tt := range []struct {
 		name, general, model string
@@ -68,10 +73,10 @@ func TestPolicy(t *testing.T) {
 		},
 		{
 			name: "the model's over the general", general: general, want: configured,
-			model: `"retries": {"max": 0, "budget": {"floor": 0}}, "timeouts": {"first_byte": 0}, "health": {"unhealthy_status": ["404"], "fails": 1}`,
+			model: `"retries": {"max": 0, "budget": {"floor": 0}}, "timeouts": {"first_byte": 0}, "health": {"unhealthy_status": ["404"], "fails": 1}, "cold_start_timeout": "9s"`,
 			change: func(p *catalog.Policy) {
 				p.Retries, p.RetryFloor, p.FirstByte = 0, 0, 0
-				p.Unhealthy, p.Health.Probe.Fails = statusSet(404), 1
+				p.Unhealthy, p.Health.Probe.Fails, p.ColdStart = statusSet(404), 1, 9*time.Second
 			},
 		},
 	} {
