@@ -247,9 +247,7 @@ func (c *Catalog) build(prev *Table) *Table {
 			g = metrics.AcquireGroup(label, string(c.cfg.GroupMode))
 			c.labels[label] = g
 		}
-		old := prev.group(label)
-		t.groups[label] = newGroup(label, c.cfg.GroupMode, members, g, old)
-		t.groups[label].bury(old)
+		t.groups[label] = newGroup(label, c.cfg.GroupMode, members, g, prev.group(label))
 	}
 	return t
 }

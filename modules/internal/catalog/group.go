@@ -71,18 +71,6 @@ func newGroup(label string, mode GroupMode, members []*Model, rec *metrics.Group
 	return g
 }
 
-// bury forgets the members of old, which may be nil, that g does not have.
-func (g *Group) bury(old *Group) {
-	if old == nil {
-		return
-	}
-	for _, m := range old.Members {
-		if !slices.ContainsFunc(g.Members, func(n *Model) bool { return n.Name == m.Name }) {
-			g.metrics.Left(m.Name)
-		}
-	}
-}
-
 // Pick returns the model that a call with these keys goes to. If that counts
 // the call among those of the model, it returns its counter. Where dry is set
 // nothing is counted.

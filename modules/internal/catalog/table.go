@@ -132,7 +132,7 @@ func (t *Table) Models() []*Model { return t.models }
 // then a name that does not resolve may still turn out to be one.
 func (t *Table) Settled() bool { return t.settled }
 
-// admit lets the metrics of t's models speak of the endpoints in t, until
+// admit lets the metrics speak of the endpoints and groups in t, until
 // retire. What prev, which may be nil, has admitted already is left alone.
 func (t *Table) admit(prev *Table) {
 	for _, m := range t.models {
@@ -141,6 +141,11 @@ func (t *Table) admit(prev *Table) {
 		}
 		for i := range m.Snapshot.Len() {
 			m.Metrics.Admit(m.Snapshot.At(i).Target())
+		}
+	}
+	for _, g := range t.groups {
+		for _, m := range g.Members {
+			g.metrics.Admit(m.Name)
 		}
 	}
 }
@@ -157,6 +162,11 @@ func (t *Table) retire(next *Table) {
 		}
 		for i := range m.Snapshot.Len() {
 			m.Metrics.Retire(m.Snapshot.At(i).Target())
+		}
+	}
+	for _, g := range t.groups {
+		for _, m := range g.Members {
+			g.metrics.Retire(m.Name)
 		}
 	}
 }

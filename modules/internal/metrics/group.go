@@ -23,9 +23,10 @@ type Group struct {
 	label, strategy string
 	refs            int // under groups.mu
 
-	mu    sync.Mutex // held to make and to delete series
-	gone  bool
-	pairs sync.Map // groupPair → [2]prometheus.Counter
+	mu      sync.Mutex // held to make and to delete series
+	gone    bool
+	members map[string]int // how often each was admitted
+	pairs   sync.Map       // groupPair → [2]prometheus.Counter
 }
 
 type groupPair struct{ outcome, model string }
@@ -42,7 +43,7 @@ func AcquireGroup(label, strategy string) *Group {
 	defer groups.mu.Unlock()
 	g := groups.m[[2]string{label, strategy}]
 	if g == nil {
-		g = &Group{label: label, strategy: strategy}
+		g = &Group{label: label, strategy: strategy, members: make(map[string]int)}
 		groups.m[[2]string{label, strategy}] = g
 	}
 	g.refs++
@@ -79,11 +80,11 @@ func (g *Group) Decided(outcome, model string) {
 	}
 }
 
-// make returns a pair's counters, nil if the label has gone.
+// make returns a pair's counters, nil if the label has gone, or the model has.
 func (g *Group) make(pair groupPair) any {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.gone {
+	if g.gone || g.members[pair.model] == 0 {
 		return nil
 	}
 	counters, _ := g.pairs.LoadOrStore(pair, [2]prometheus.Counter{
@@ -93,11 +94,21 @@ func (g *Group) make(pair groupPair) any {
 	return counters
 }
 
-// Left deletes what is recorded of a model that does not claim the label any
-// more.
-func (g *Group) Left(model string) {
+// Admit says that a model claims the label. It is undone by one Retire.
+func (g *Group) Admit(model string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	g.members[model]++
+}
+
+// Retire undoes one Admit; the model's series go with the last.
+func (g *Group) Retire(model string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.members[model]--; g.members[model] > 0 {
+		return
+	}
+	delete(g.members, model)
 	g.pairs.Range(func(pair, _ any) bool {
 		if pair.(groupPair).model == model {
 			g.pairs.Delete(pair)
