@@ -16,6 +16,7 @@ import (
 // A candidate is an address that may become an endpoint.
 type candidate struct {
 	uid     types.UID // of the pod or whatever is behind the address; "" if not known
+	id      string    // the same, if it is a pod
 	pod     string    // its name, if it is a pod
 	node    string
 	zone    string
@@ -81,12 +82,9 @@ func specsOf(found []candidate, a Attributes) []routing.Spec {
 // spec returns the endpoint that c makes.
 func (c candidate) spec(a Attributes) routing.Spec {
 	s := routing.Spec{
-		Scheme: cmp.Or(c.scheme, "http"), Address: net.JoinHostPort(c.ip.String(), strconv.Itoa(c.port)),
+		ID: c.id, Scheme: cmp.Or(c.scheme, "http"), Address: net.JoinHostPort(c.ip.String(), strconv.Itoa(c.port)),
 		Model: a.Model, Weight: a.Weight, Header: a.Header, MaxInflight: a.MaxInflight,
 		Labels: make(map[string]string, 4+len(a.Labels)),
-	}
-	if c.pod != "" {
-		s.ID = string(c.uid)
 	}
 	for name, value := range map[string]string{"pod": c.pod, "node": c.node, "zone": c.zone, "role": a.Role} {
 		if value != "" {

@@ -113,6 +113,22 @@ func TestInnerPartsKnowNothingOfCaddy(t *testing.T) {
 	}
 }
 
+func TestDiscoveryKnowsOnlyRouting(t *testing.T) {
+	packages := own(t)
+	p := packages["k8sdiscovery"]
+	if p == nil {
+		t.Fatal("there is no package k8sdiscovery")
+	}
+	for _, imp := range p.Imports {
+		if path := within(imp); path != imp && path != "modules/routing" {
+			t.Errorf("k8sdiscovery imports %s; of the gateway's own packages it knows modules/routing only", path)
+		}
+	}
+	if way := chain(packages, "k8sdiscovery", isCaddy); way != nil {
+		t.Errorf("k8sdiscovery imports Caddy: %s", strings.Join(way, " → "))
+	}
+}
+
 func TestOnlyTheFrontKnowsTheGateway(t *testing.T) {
 	for name, p := range own(t) {
 		if slices.Contains(p.Imports, module+"/modules/gateway") && name != "." && name != "caddyfile" {
