@@ -16,6 +16,7 @@ import (
 	"sync"
 
 	"go.uber.org/zap"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
@@ -55,6 +56,8 @@ type Cluster struct {
 	mu    sync.Mutex
 	link  *link // nil until opened
 	feeds map[feedKey]*feed
+
+	served map[schema.GroupVersionResource]struct{} // of FlexInfer's resources, as far as was asked
 }
 
 // A link is what it takes to talk to the API server.
@@ -68,7 +71,7 @@ type link struct {
 // configuration can be checked where there is no cluster. Close must be called
 // in the end.
 func New(cfg Config) *Cluster {
-	c := &Cluster{cfg: cfg, feeds: make(map[feedKey]*feed)}
+	c := &Cluster{cfg: cfg, feeds: make(map[feedKey]*feed), served: make(map[schema.GroupVersionResource]struct{})}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	return c
 }

@@ -19,6 +19,7 @@ import (
 var (
 	endpointSlices = discoveryv1.SchemeGroupVersion.WithResource("endpointslices")
 	pods           = corev1.SchemeGroupVersion.WithResource("pods")
+	services       = corev1.SchemeGroupVersion.WithResource("services")
 )
 
 // A kind is a resource that is watched in its Go type. All others are watched
@@ -41,6 +42,11 @@ var kinds = map[schema.GroupVersionResource]kind{
 		object: new(corev1.Pod),
 		list:   func() runtime.Object { return new(corev1.PodList) },
 		trim:   trimPod,
+	},
+	services: {
+		object: new(corev1.Service),
+		list:   func() runtime.Object { return new(corev1.ServiceList) },
+		trim:   trimService,
 	},
 }
 

@@ -1,0 +1,299 @@
+package k8sdiscovery
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
+
+	"github.com/flexinfer/caddy-flexinfer/modules/routing"
+)
+
+// writeTimeout bounds a request that wakes a model or keeps it awake.
+const writeTimeout = 10 * time.Second
+
+// WakerConfig says how models are woken.
+type WakerConfig struct {
+	// APIGroup is the group of the resources, "" for either of FlexInfer's
+	// two.
+	APIGroup string
+
+	// GPUGroups has the models of a GPUGroup ask for their turn instead of
+	// being scaled up.
+	GPUGroups bool
+
+	// OnScaleUp is called when a ModelDeployment was given its replica,
+	// OnSwapSignal when a GPUGroup was told that calls wait, and OnQueued for
+	// calls that began to wait for a model of a GPUGroup. Each may be nil.
+	OnScaleUp    func(model string)
+	OnSwapSignal func(gpuGroup, model string)
+	OnQueued     func(gpuGroup, model string, calls int)
+}
+
+// A Waker wakes models by what it writes to their resources, and keeps them
+// awake while they are used. Its work in the background ends with Close.
+type Waker struct {
+	c   *Cluster
+	cfg WakerConfig
+
+	ctx     context.Context
+	cancel  context.CancelFunc
+	running sync.WaitGroup
+	upkeep  workqueue.TypedDelayingInterface[*Handle]
+	signals workqueue.TypedDelayingInterface[*Handle]
+
+	mu      sync.Mutex
+	started bool
+	handles map[Ref]*Handle
+	refused map[string]struct{} // rules that have been asked for
+}
+
+// Waker returns a waker of the cluster's models. It does no I/O and has no
+// goroutine until one of its handles is used. Close must be called in the end,
+// before that of the cluster.
+func (c *Cluster) Waker(cfg WakerConfig) *Waker {
+	w := &Waker{
+		c: c, cfg: cfg,
+		upkeep:  workqueue.NewTypedDelayingQueue[*Handle](),
+		signals: workqueue.NewTypedDelayingQueue[*Handle](),
+		handles: make(map[Ref]*Handle),
+		refused: make(map[string]struct{}),
+	}
+	w.ctx, w.cancel = context.WithCancel(c.ctx)
+	return w
+}
+
+// Handle returns the handle of a model, the same for the same one.
+func (w *Waker) Handle(ref Ref) *Handle {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	h := w.handles[ref]
+	if h == nil {
+		h = &Handle{w: w, ref: ref}
+		h.done = func() { h.use.calls.Add(-1) }
+		w.handles[ref] = h
+	}
+	return h
+}
+
+// start has the goroutines run, unless they do or are not to any more.
+func (w *Waker) start() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.started || w.ctx.Err() != nil {
+		return
+	}
+	w.started = true
+	for range upkeepWorkers {
+		w.running.Go(w.keepUp)
+	}
+	w.running.Go(w.signal)
+}
+
+// Close ends the work in the background. GPUGroups are told that nobody waits
+// any more.
+func (w *Waker) Close() {
+	w.mu.Lock()
+	w.cancel()
+	w.mu.Unlock()
+	w.upkeep.ShutDown()
+	w.signals.ShutDown()
+	w.running.Wait()
+	w.clearSignals()
+}
+
+// A Handle wakes one model. It is its [routing.Activator], [routing.Keeper] and
+// [routing.Herald].
+type Handle struct {
+	w   *Waker
+	ref Ref
+
+	use  use
+	done func() // of each call
+	line line
+}
+
+// Activate implements [routing.Activator]. A Model is woken by the time of its
+// last use, which FlexInfer's controller looks at; a ModelDeployment by its
+// number of replicas; one of a GPUGroup, if those are followed, by how many
+// calls wait, which is for the group's controller.
+func (h *Handle) Activate(ctx context.Context, model string) error {
+	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
+	defer cancel()
+	err := h.wake(ctx)
+	if err != nil {
+		return fmt.Errorf("waking model %s: %w", model, err)
+	}
+	return nil
+}
+
+func (h *Handle) wake(ctx context.Context) error {
+	ref, err := h.find(ctx)
+	if err != nil {
+		return err
+	}
+	if ref.Kind == KindModel {
+		return h.touch(ctx, ref)
+	}
+	return h.scaleUp(ctx, ref)
+}
+
+// resource is where the API server has the resources of a kind.
+func (r Ref) resource() schema.GroupVersionResource {
+	if r.Kind == KindModel {
+		return schema.GroupVersionResource{Group: r.Group, Version: "v1alpha2", Resource: "models"}
+	}
+	return schema.GroupVersionResource{Group: r.Group, Version: "v1alpha1", Resource: "modeldeployments"}
+}
+
+// find returns which resource it is that the handle stands for.
+func (h *Handle) find(ctx context.Context) (Ref, error) {
+	groups, kinds := []string{h.ref.Group}, []string{h.ref.Kind}
+	if h.ref.Group == "" {
+		groups = groupsOf(h.w.cfg.APIGroup)
+	}
+	if h.ref.Kind == "" {
+		kinds = []string{KindModel, KindModelDeployment}
+	}
+	if len(groups) == 1 && len(kinds) == 1 {
+		return Ref{Group: groups[0], Kind: kinds[0], Namespace: h.ref.Namespace, Name: h.ref.Name}, nil
+	}
+	for _, kind := range kinds {
+		for _, group := range groups {
+			ref := Ref{Group: group, Kind: kind, Namespace: h.ref.Namespace, Name: h.ref.Name}
+			_, err := h.w.get(ctx, ref)
+			if apierrors.IsNotFound(err) {
+				continue
+			}
+			return ref, err
+		}
+	}
+	return Ref{}, fmt.Errorf("there is neither a Model nor a ModelDeployment %s", h.ref.key())
+}
+
+// touch writes that the model is used now.
+func (h *Handle) touch(ctx context.Context, ref Ref) error {
+	now := time.Now()
+	patch := map[string]any{"status": map[string]any{ref.lastUsed(): now.UTC().Format(time.RFC3339)}}
+	if _, err := h.w.patch(ctx, ref.resource(), ref.key(), patch, "status"); err != nil {
+		return err
+	}
+	h.use.written(now)
+	return nil
+}
+
+// lastUsed is the field of the status that has the time of the last use.
+func (r Ref) lastUsed() string {
+	if r.Kind == KindModel {
+		return "lastActiveTime"
+	}
+	return "lastAccessTime"
+}
+
+// scaleUpTries is how often a ModelDeployment is read again that others write
+// to at the same time.
+const scaleUpTries = 3
+
+// scaleUp gives a ModelDeployment its replica, unless it has one or its
+// GPUGroup decides.
+func (h *Handle) scaleUp(ctx context.Context, ref Ref) error {
+	obj, err := h.w.get(ctx, ref)
+	if err != nil {
+		return err
+	}
+	if group, err := h.w.gpuGroupOf(ctx, ref, obj.Object); err != nil || group != "" {
+		return err
+	}
+	if replicasOf(obj.Object) > 0 {
+		return nil
+	}
+	// Without it the controller might take the replica away at once.
+	if err := h.touch(ctx, ref); err != nil {
+		h.w.c.logger().Warn("the time of a model's last use could not be written",
+			zap.Stringer("resource", ref), zap.Error(err))
+	}
+	for try := 1; ; try++ {
+		if obj, err = h.w.get(ctx, ref); err != nil || replicasOf(obj.Object) > 0 {
+			return err
+		}
+		_, err := h.w.patch(ctx, ref.resource(), ref.key(), map[string]any{
+			"metadata": map[string]any{"resourceVersion": obj.GetResourceVersion()}, // or a greater number might be undone
+			"spec":     map[string]any{"replicas": 1},
+		})
+		if err == nil {
+			if f := h.w.cfg.OnScaleUp; f != nil {
+				f(ref.Name)
+			}
+			return nil
+		}
+		if !apierrors.IsConflict(err) || try == scaleUpTries {
+			return err
+		}
+	}
+}
+
+func (w *Waker) get(ctx context.Context, ref Ref) (*unstructured.Unstructured, error) {
+	l, err := w.c.open()
+	if err != nil {
+		return nil, err
+	}
+	obj, err := l.dynamic.Resource(ref.resource()).Namespace(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
+	return obj, w.explain(err, ref.resource(), ref.Namespace, "get")
+}
+
+func (w *Waker) patch(ctx context.Context, r schema.GroupVersionResource, key types.NamespacedName, patch map[string]any, sub ...string) (*unstructured.Unstructured, error) {
+	l, err := w.c.open()
+	if err != nil {
+		return nil, err
+	}
+	data, err := json.Marshal(patch)
+	if err != nil {
+		return nil, err
+	}
+	obj, err := l.dynamic.Resource(r).Namespace(key.Namespace).Patch(ctx, key.Name, types.MergePatchType, data, metav1.PatchOptions{}, sub...)
+	return obj, w.explain(err, r, key.Namespace, "patch", sub...)
+}
+
+// explain logs once which rule a refused request lacks.
+func (w *Waker) explain(err error, r schema.GroupVersionResource, namespace, verb string, sub ...string) error {
+	if !apierrors.IsForbidden(err) {
+		return err
+	}
+	resource := strings.Join(append([]string{r.Resource}, sub...), "/")
+	rule := fmt.Sprintf(`{apiGroups: [%q], resources: [%q], verbs: [%q]}`, r.Group, resource, verb)
+	w.mu.Lock()
+	_, known := w.refused[namespace+rule]
+	w.refused[namespace+rule] = struct{}{}
+	w.mu.Unlock()
+	if !known {
+		w.c.logger().Warn("the cluster refuses what wakes models and keeps them awake; add this rule to the gateway's Role in namespace "+
+			namespace+": "+rule, zap.Error(err))
+	}
+	return refusedError{fmt.Errorf("the gateway's Role in namespace %s lacks the rule %s", namespace, rule)}
+}
+
+// A refusedError is what a missing right ends in.
+type refusedError struct{ error }
+
+func isRefused(err error) bool {
+	_, ok := errors.AsType[refusedError](err)
+	return ok
+}
+
+// Interface guards
+var (
+	_ routing.Activator = (*Handle)(nil)
+	_ routing.Keeper    = (*Handle)(nil)
+	_ routing.Herald    = (*Handle)(nil)
+)
