@@ -35,8 +35,8 @@ type line struct {
 	// What the group was told, for the goroutine that tells it.
 	told      int
 	toldSince time.Time
-	toldAt    time.Time
-	group     Ref // which was told
+	toldAt    time.Time // or tried to
+	group     Ref       // which was told
 	failing   bool
 }
 
@@ -102,6 +102,7 @@ func (h *Handle) signal(ctx context.Context) (again time.Duration) {
 // tell writes to the group that so many calls wait.
 func (h *Handle) tell(ctx context.Context, calls int, since time.Time) error {
 	l := &h.line
+	l.toldAt = time.Now()
 	if calls == 0 {
 		return h.untell(ctx)
 	}
@@ -121,7 +122,7 @@ func (h *Handle) tell(ctx context.Context, calls int, since time.Time) error {
 		l.group = Ref{Group: ref.Group, Namespace: ref.Namespace, Name: name}
 	}
 	// Even if the answer is lost there is something to clear.
-	l.told, l.toldSince, l.toldAt = calls, since, time.Now()
+	l.told, l.toldSince = calls, since
 	err := h.annotate(ctx, strconv.Itoa(calls), since.UTC().Format(time.RFC3339))
 	if err != nil {
 		l.toldSince = time.Time{} // to be told again
@@ -149,7 +150,7 @@ func (h *Handle) untell(ctx context.Context) error {
 	if err := h.annotate(ctx, nil, nil); err != nil && !apierrors.IsNotFound(err) {
 		return err
 	}
-	l.told, l.toldAt = 0, time.Now()
+	l.told = 0
 	return nil
 }
 

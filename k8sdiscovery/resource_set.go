@@ -31,6 +31,7 @@ type resourceSet struct {
 	lastPorts map[types.NamespacedName]int32
 
 	translations map[Ref]*translation
+	ordered      []*translation // the same, as compare has them; nil if that is not known
 	changed      map[Ref]struct{}
 	models       []routing.Model
 	warned       map[string]struct{} // what is wrong now
@@ -122,9 +123,9 @@ type summary struct {
 
 // rebuild translates what has changed.
 func (s *resourceSet) rebuild(now time.Time) (sum summary) {
-	for ref, t := range s.translations {
+	for _, t := range s.ordered {
 		if !t.due.IsZero() && !t.due.After(now) {
-			s.changed[ref] = struct{}{}
+			s.changed[t.ref] = struct{}{}
 		}
 	}
 	for ref := range s.changed {
@@ -134,8 +135,11 @@ func (s *resourceSet) rebuild(now time.Time) (sum summary) {
 	}
 	clear(s.changed)
 
+	if s.ordered == nil {
+		s.ordered = slices.SortedFunc(maps.Values(s.translations), func(a, b *translation) int { return s.compare(a.ref, b.ref) })
+	}
 	var problems []string
-	for _, t := range s.translations {
+	for _, t := range s.ordered {
 		if !t.due.IsZero() && (sum.due.IsZero() || t.due.Before(sum.due)) {
 			sum.due = t.due
 		}
@@ -167,6 +171,7 @@ func (s *resourceSet) translate(ref Ref, now time.Time) *translation {
 	svc := s.services[key]
 	if obj == nil {
 		delete(s.translations, ref)
+		s.ordered = nil
 		if svc == nil {
 			delete(s.lastPorts, key)
 		}
@@ -194,6 +199,11 @@ func (s *resourceSet) translate(ref Ref, now time.Time) *translation {
 		t.traits.Activator = s.activator(ref)
 	}
 	s.translations[ref] = t
+	if i, ok := slices.BinarySearchFunc(s.ordered, t, func(a, b *translation) int { return s.compare(a.ref, b.ref) }); ok {
+		s.ordered[i] = t
+	} else {
+		s.ordered = nil
+	}
 	if old != nil {
 		if slices.EqualFunc(t.endpoints, old.endpoints, func(a, b routing.Spec) bool { return a.Equal(&b) }) {
 			t.endpoints = old.endpoints
@@ -215,58 +225,61 @@ func sameModel(a, b routing.Model) bool {
 		slices.Equal(a.Aliases, b.Aliases) && slices.Equal(a.Adapters, b.Adapters)
 }
 
-// assemble gives out the names. Of several that want the same one the first
-// has it, in this order: a Model before a ModelDeployment, the namespace that
-// is configured first, the API group that apiGroups has first.
+// compare orders the resources by name. Of several with the same one the first
+// has it: a Model before a ModelDeployment, then the namespace that is configured
+// first, then the API group that apiGroups has first.
+func (s *resourceSet) compare(a, b Ref) int {
+	if c := strings.Compare(a.Name, b.Name); c != 0 {
+		return c
+	}
+	return cmp.Or(
+		strings.Compare(a.Kind, b.Kind), // Model comes first by itself
+		cmp.Compare(s.rank(a.Namespace), s.rank(b.Namespace)),
+		strings.Compare(a.Namespace, b.Namespace),
+		cmp.Compare(slices.Index(s.groups, a.Group), slices.Index(s.groups, b.Group)))
+}
+
+// assemble gives out the names.
 func (s *resourceSet) assemble() (models []routing.Model, warnings []string) {
-	ordered := slices.SortedFunc(maps.Keys(s.translations), func(a, b Ref) int {
-		return cmp.Or(
-			cmp.Compare(a.Name, b.Name),
-			cmp.Compare(a.Kind, b.Kind), // Model comes first by itself
-			cmp.Compare(s.rank(a.Namespace), s.rank(b.Namespace)),
-			cmp.Compare(a.Namespace, b.Namespace),
-			cmp.Compare(slices.Index(s.groups, a.Group), slices.Index(s.groups, b.Group)))
-	})
-	place := make(map[string]int, len(ordered)) // of a name in models
-	owners := make([]Ref, 0, len(ordered))
-	for _, ref := range ordered {
-		if i, ok := place[ref.Name]; ok {
-			if ref.key() != owners[i].key() || ref.Kind == owners[i].Kind { // else it is on its way from one kind to the other
+	models = make([]routing.Model, 0, len(s.ordered))
+	owners := make([]*translation, 0, len(s.ordered))
+	for _, t := range s.ordered {
+		if n := len(owners); n > 0 && owners[n-1].ref.Name == t.ref.Name {
+			first := owners[n-1].ref
+			if first.key() != t.ref.key() || first.Kind == t.ref.Kind { // else it is on its way from one kind to the other
 				warnings = append(warnings, fmt.Sprintf("%s of %s is left out: the name is taken by %s of %s",
-					ref, ref.Group, owners[i], owners[i].Group))
+					t.ref, t.ref.Group, first, first.Group))
 			}
 			continue
 		}
-		t := s.translations[ref]
-		place[ref.Name] = len(models)
-		models = append(models, routing.Model{Name: ref.Name, Endpoints: t.endpoints, Traits: t.traits})
-		owners = append(owners, ref)
+		owners = append(owners, t)
+		models = append(models, routing.Model{Name: t.ref.Name, Endpoints: t.endpoints, Traits: t.traits})
 	}
 
 	taken := make(map[string]string)
-	for i, ref := range owners {
-		for _, alias := range s.translations[ref].aliases {
+	for i, t := range owners {
+		for _, alias := range t.aliases {
 			if owner, ok := taken[alias]; ok {
-				warnings = append(warnings, fmt.Sprintf("alias %q of model %s is left out: model %s has it", alias, ref.Name, owner))
+				warnings = append(warnings, fmt.Sprintf("alias %q of model %s is left out: model %s has it", alias, t.ref.Name, owner))
 				continue
 			}
-			taken[alias] = ref.Name
+			taken[alias] = t.ref.Name
 			models[i].Aliases = append(models[i].Aliases, alias)
 		}
 	}
 
-	refs := slices.SortedFunc(maps.Keys(s.adapters), func(a, b Ref) int {
-		return cmp.Or(cmp.Compare(s.rank(a.Namespace), s.rank(b.Namespace)), cmp.Compare(a.Namespace, b.Namespace),
-			cmp.Compare(a.Name, b.Name), cmp.Compare(slices.Index(s.groups, a.Group), slices.Index(s.groups, b.Group)))
-	})
+	place := func(name string) (int, bool) {
+		return slices.BinarySearchFunc(models, name, func(m routing.Model, name string) int { return strings.Compare(m.Name, name) })
+	}
+	refs := slices.SortedFunc(maps.Keys(s.adapters), s.compare)
 	adapted := make(map[string]string)
 	for _, ref := range refs {
 		a := s.adapters[ref]
-		i, ok := place[a.model]
-		if !ok || owners[i].Namespace != ref.Namespace {
+		i, ok := place(a.model)
+		if !ok || owners[i].ref.Namespace != ref.Namespace {
 			continue // its model may come
 		}
-		_, isModel := place[a.name]
+		_, isModel := place(a.name)
 		owner, isAdapter := adapted[a.name]
 		switch {
 		case !isName(a.name):
