@@ -8,6 +8,7 @@ package flexinfer
 import (
 	// All modules, the directives and the commands register themselves.
 	_ "github.com/flexinfer/caddy-flexinfer/caddyfile"
+	_ "github.com/flexinfer/caddy-flexinfer/modules/activators"
 	_ "github.com/flexinfer/caddy-flexinfer/modules/admin"
 	_ "github.com/flexinfer/caddy-flexinfer/modules/app"
 	_ "github.com/flexinfer/caddy-flexinfer/modules/command"

@@ -122,19 +122,25 @@ func (cfg Config) rest() (*rest.Config, error) {
 		}
 		return config, nil
 	}
-	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	if cfg.Kubeconfig != "" {
-		rules = &clientcmd.ClientConfigLoadingRules{ExplicitPath: cfg.Kubeconfig}
 		if _, err := os.Stat(cfg.Kubeconfig); err != nil {
 			return nil, fmt.Errorf("kubeconfig: %w", err)
 		}
 	}
-	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(
-		rules, &clientcmd.ConfigOverrides{CurrentContext: cfg.Context}).ClientConfig()
+	config, err := cfg.client().ClientConfig()
 	if err != nil {
 		return nil, fmt.Errorf("kubeconfig %s: %w", cfg.Kubeconfig, err)
 	}
 	return config, nil
+}
+
+// client returns what a kubeconfig says.
+func (cfg Config) client() clientcmd.ClientConfig {
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	if cfg.Kubeconfig != "" {
+		rules = &clientcmd.ClientConfigLoadingRules{ExplicitPath: cfg.Kubeconfig}
+	}
+	return clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: cfg.Context})
 }
 
 // Close ends all watches. Sources made of c keep what they know.

@@ -28,6 +28,7 @@ const (
 // them.
 type line struct {
 	mu      sync.Mutex
+	model   string // as the gateway calls it
 	calls   int
 	arrived int       // since last counted
 	since   time.Time // when the first of those that wait came
@@ -41,7 +42,7 @@ type line struct {
 }
 
 // Waiting implements [routing.Herald].
-func (h *Handle) Waiting(_ string, calls int) {
+func (h *Handle) Waiting(model string, calls int) {
 	if !h.w.cfg.GPUGroups || h.ref.Kind == KindModel {
 		return
 	}
@@ -51,10 +52,11 @@ func (h *Handle) Waiting(_ string, calls int) {
 		l.since = time.Now()
 	}
 	l.arrived += max(0, calls-l.calls)
-	l.calls = calls
+	l.calls, l.model = calls, model
 	l.mu.Unlock()
-	h.w.start()
-	h.w.signals.Add(h)
+	if h.w.start() {
+		h.w.signals.Add(h)
+	}
 }
 
 // signal tells GPUGroups how many calls wait for their models.
@@ -129,14 +131,14 @@ func (h *Handle) tell(ctx context.Context, calls int, since time.Time) error {
 		return err
 	}
 	l.mu.Lock()
-	arrived := l.arrived
+	model, arrived := l.model, l.arrived
 	l.arrived = 0
 	l.mu.Unlock()
 	if f := h.w.cfg.OnSwapSignal; f != nil {
-		f(l.group.Name, h.ref.Name)
+		f(l.group.Name, model)
 	}
 	if f := h.w.cfg.OnQueued; f != nil {
-		f(l.group.Name, h.ref.Name, arrived)
+		f(l.group.Name, model, arrived)
 	}
 	return nil
 }

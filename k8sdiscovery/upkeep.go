@@ -41,8 +41,9 @@ func (h *Handle) Use(string) (done func()) {
 		u.used.Store(true)
 	}
 	if u.scheduled.CompareAndSwap(false, true) || u.isDue() && u.urgent.CompareAndSwap(false, true) {
-		h.w.start()
-		h.w.upkeep.Add(h)
+		if h.w.start() {
+			h.w.upkeep.Add(h)
+		}
 	}
 	return h.done
 }

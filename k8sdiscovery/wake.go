@@ -50,11 +50,11 @@ type Waker struct {
 	ctx     context.Context
 	cancel  context.CancelFunc
 	running sync.WaitGroup
-	upkeep  workqueue.TypedDelayingInterface[*Handle]
-	signals workqueue.TypedDelayingInterface[*Handle]
+
+	// Who has something to write. Nil until started, and not read before.
+	upkeep, signals workqueue.TypedDelayingInterface[*Handle]
 
 	mu      sync.Mutex
-	started bool
 	handles map[Ref]*Handle
 	refused map[string]struct{} // rules that have been asked for
 }
@@ -65,8 +65,6 @@ type Waker struct {
 func (c *Cluster) Waker(cfg WakerConfig) *Waker {
 	w := &Waker{
 		c: c, cfg: cfg,
-		upkeep:  workqueue.NewTypedDelayingQueue[*Handle](),
-		signals: workqueue.NewTypedDelayingQueue[*Handle](),
 		handles: make(map[Ref]*Handle),
 		refused: make(map[string]struct{}),
 	}
@@ -87,18 +85,23 @@ func (w *Waker) Handle(ref Ref) *Handle {
 	return h
 }
 
-// start has the goroutines run, unless they do or are not to any more.
-func (w *Waker) start() {
+// start has the goroutines run, and reports whether they do: not any more after
+// Close.
+func (w *Waker) start() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.started || w.ctx.Err() != nil {
-		return
+	if w.ctx.Err() != nil {
+		return false
 	}
-	w.started = true
-	for range upkeepWorkers {
-		w.running.Go(w.keepUp)
+	if w.upkeep == nil {
+		w.upkeep = workqueue.NewTypedDelayingQueue[*Handle]()
+		w.signals = workqueue.NewTypedDelayingQueue[*Handle]()
+		for range upkeepWorkers {
+			w.running.Go(w.keepUp)
+		}
+		w.running.Go(w.signal)
 	}
-	w.running.Go(w.signal)
+	return true
 }
 
 // Close ends the work in the background. GPUGroups are told that nobody waits
@@ -106,7 +109,11 @@ func (w *Waker) start() {
 func (w *Waker) Close() {
 	w.mu.Lock()
 	w.cancel()
+	started := w.upkeep != nil
 	w.mu.Unlock()
+	if !started {
+		return
+	}
 	w.upkeep.ShutDown()
 	w.signals.ShutDown()
 	w.running.Wait()
@@ -131,14 +138,13 @@ type Handle struct {
 func (h *Handle) Activate(ctx context.Context, model string) error {
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
-	err := h.wake(ctx)
-	if err != nil {
+	if err := h.wake(ctx, model); err != nil {
 		return fmt.Errorf("waking model %s: %w", model, err)
 	}
 	return nil
 }
 
-func (h *Handle) wake(ctx context.Context) error {
+func (h *Handle) wake(ctx context.Context, model string) error {
 	ref, err := h.find(ctx)
 	if err != nil {
 		return err
@@ -146,7 +152,7 @@ func (h *Handle) wake(ctx context.Context) error {
 	if ref.Kind == KindModel {
 		return h.touch(ctx, ref)
 	}
-	return h.scaleUp(ctx, ref)
+	return h.scaleUp(ctx, ref, model)
 }
 
 // resource is where the API server has the resources of a kind.
@@ -207,7 +213,7 @@ const scaleUpTries = 3
 
 // scaleUp gives a ModelDeployment its replica, unless it has one or its
 // GPUGroup decides.
-func (h *Handle) scaleUp(ctx context.Context, ref Ref) error {
+func (h *Handle) scaleUp(ctx context.Context, ref Ref, model string) error {
 	obj, err := h.w.get(ctx, ref)
 	if err != nil {
 		return err
@@ -233,7 +239,7 @@ func (h *Handle) scaleUp(ctx context.Context, ref Ref) error {
 		})
 		if err == nil {
 			if f := h.w.cfg.OnScaleUp; f != nil {
-				f(ref.Name)
+				f(model)
 			}
 			return nil
 		}

@@ -20,7 +20,9 @@ func (a *App) clusterSources(ctx caddy.Context) ([]routing.Source, error) {
 	if err := a.useCluster(ctx); err != nil {
 		return nil, err
 	}
-	return nil, nil
+	r := a.cluster.Resources(0)
+	a.starters = append(a.starters, r)
+	return []routing.Source{r}, nil
 }
 
 // useCluster sets up the cluster, unless it has been.

@@ -56,6 +56,9 @@ type Cluster struct {
 
 	key  clusterKey
 	pool *k8sdiscovery.Cluster // nil unless provisioned
+
+	waker     *k8sdiscovery.Waker     // nil unless provisioned
+	resources *k8sdiscovery.Resources // nil unless asked for
 }
 
 // allNamespaces is how users write all namespaces.
@@ -84,7 +87,7 @@ func (c *Cluster) Provision(caddy.Context) error {
 		return err
 	}
 	c.pool = v.(pooledCluster).Cluster
-	return nil
+	return c.provisionWaker()
 }
 
 func (c *Cluster) validate() error {
@@ -142,9 +145,10 @@ func (c *Cluster) Cleanup() error {
 	if c == nil || c.pool == nil {
 		return nil
 	}
+	err := c.cleanupModels()
 	c.pool = nil
-	_, err := clusters.Delete(c.key)
-	return err
+	_, gone := clusters.Delete(c.key)
+	return errors.Join(err, gone)
 }
 
 // Discovery returns the connection to the cluster.

@@ -119,6 +119,7 @@ var perModel = []interface {
 	queued, queueRejected, queueDepth, queueWait,
 	activationRetries, activationRetryWait, activationDuration, activationFailures,
 	remapped,
+	scaleUps, stalledLoads, swapSignals, groupQueued,
 }
 
 // perLabel lists the vectors with a label label.
