@@ -20,7 +20,7 @@ func (a *App) clusterSources(ctx caddy.Context) ([]routing.Source, error) {
 	if err := a.useCluster(ctx); err != nil {
 		return nil, err
 	}
-	r := a.cluster.Resources(0)
+	r := a.cluster.Resources(a.StalledLoad())
 	a.starters = append(a.starters, r)
 	return []routing.Source{r}, nil
 }
