@@ -38,12 +38,13 @@ type Explanation struct {
 }
 
 // adminDo makes a request of the admin API. A load replaces its listener too,
-// so what is lost is sent again.
+// so what is lost is sent again: on a loaded machine several listeners may be
+// about to close.
 func (g *Gateway) adminDo(tb testing.TB, method, path, body string, headers ...string) *Response {
 	tb.Helper()
 	var res *Response
 	var err error
-	for range 2 {
+	for range 10 {
 		var req *http.Request
 		if req, err = newRequest(tb.Context(), method, g.Admin+path, body, headers...); err != nil {
 			tb.Fatal(err)
