@@ -110,20 +110,19 @@ func DoWith(client *http.Client, req *http.Request) (*Response, error) { return 
 // waits until the gateway closes it.
 func (g *Gateway) Idle(tb testing.TB) (wait func()) {
 	tb.Helper()
-	var conn net.Conn = g.Dial(tb)
-	if g.tls != nil {
-		conn = tls.Client(conn, g.tls.Clone())
+	var conn net.Conn
+	var br *bufio.Reader
+	var err error
+	for range connects {
+		conn = g.Dial(tb)
+		if g.tls != nil {
+			conn = tls.Client(conn, g.tls.Clone())
+		}
+		br = bufio.NewReader(conn)
+		if err = getHealthz(conn, br); err == nil {
+			break
+		}
 	}
-	if _, err := io.WriteString(conn, "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
-		tb.Fatal(err)
-	}
-	br := bufio.NewReader(conn)
-	res, err := http.ReadResponse(br, nil)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	_, err = io.Copy(io.Discard, res.Body)
-	_ = res.Body.Close()
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -136,12 +135,25 @@ func (g *Gateway) Idle(tb testing.TB) (wait func()) {
 	}
 }
 
+// getHealthz has one request served on a connection.
+func getHealthz(conn net.Conn, br *bufio.Reader) error {
+	if _, err := io.WriteString(conn, "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+		return err
+	}
+	res, err := http.ReadResponse(br, nil)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(io.Discard, res.Body)
+	return errors.Join(err, res.Body.Close())
+}
+
 // Resend is a transport that sends a request once more, on a connection of its
 // own, if that of the first try was lost before any of the answer came. This
 // happens to what is just being sent when a reload closes idle connections. A
 // connection that could not even be made, because its listener was closed
-// before it was accepted, is made once more: a reload opens a listener beside
-// the other and then closes one of them, also if it fails.
+// before it was accepted, is made anew: a reload opens a listener beside the
+// other and then closes one of them, also if it fails.
 type Resend struct{ *http.Transport }
 
 // RoundTrip implements [http.RoundTripper].
@@ -150,27 +162,29 @@ func (r Resend) RoundTrip(req *http.Request) (*http.Response, error) {
 	if err == nil || req.Context().Err() != nil || req.Body != nil && req.GetBody == nil {
 		return res, err
 	}
-	again := req.Clone(req.Context())
-	if req.GetBody != nil {
-		if again.Body, err = req.GetBody(); err != nil {
-			return nil, err
-		}
-	}
 	fresh := r.Transport.Clone()
 	fresh.DisableKeepAlives = true
-	var made atomic.Bool
-	res, err = fresh.RoundTrip(again.WithContext(httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{
-		GotConn: func(httptrace.GotConnInfo) { made.Store(true) },
-	})))
-	if err != nil && !made.Load() && req.Context().Err() == nil {
+	for range connects {
+		again := req.Clone(req.Context())
 		if req.GetBody != nil {
 			if again.Body, err = req.GetBody(); err != nil {
 				return nil, err
 			}
 		}
-		res, err = fresh.RoundTrip(again)
+		var made atomic.Bool
+		res, err = fresh.RoundTrip(again.WithContext(httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{
+			GotConn: func(httptrace.GotConnInfo) { made.Store(true) },
+		})))
+		if err == nil || made.Load() || req.Context().Err() != nil {
+			break
+		}
 	}
 	return res, err
 }
+
+// connects is how often a connection is made that is lost before it is
+// accepted. One reload follows another in these tests, and on a loaded machine
+// a connection can meet several closing listeners.
+const connects = 5
 
 var _ http.RoundTripper = Resend{}
