@@ -114,7 +114,10 @@ func (g *Gateway) Idle(tb testing.TB) (wait func()) {
 	var br *bufio.Reader
 	var err error
 	for range connects {
-		conn = g.Dial(tb)
+		if conn, err = net.DialTimeout("tcp", g.Addr, Patience); err != nil {
+			continue
+		}
+		_ = conn.SetDeadline(time.Now().Add(Patience))
 		if g.tls != nil {
 			conn = tls.Client(conn, g.tls.Clone())
 		}
@@ -122,6 +125,7 @@ func (g *Gateway) Idle(tb testing.TB) (wait func()) {
 		if err = getHealthz(conn, br); err == nil {
 			break
 		}
+		_ = conn.Close()
 	}
 	if err != nil {
 		tb.Fatal(err)
