@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -35,6 +36,7 @@ type state struct {
 	lanes     *catalog.Lanes
 	cancel    context.CancelFunc
 	sweeps    chan time.Duration
+	settled   atomic.Bool // all models of a configuration have been known
 
 	mu   sync.Mutex
 	apps []*App // those that have started, the last one last

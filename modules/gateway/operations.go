@@ -49,7 +49,7 @@ func (h *Handler) serveReady(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case caddy.Exiting():
 		writeText(w, r, http.StatusServiceUnavailable, "draining")
-	case !h.catalog.Table().Settled():
+	case !h.app.Ready(h.catalog):
 		writeText(w, r, http.StatusServiceUnavailable, "starting")
 	default:
 		writeText(w, r, http.StatusOK, "ok")
