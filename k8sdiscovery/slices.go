@@ -1,6 +1,7 @@
 package k8sdiscovery
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -42,7 +43,7 @@ func sliceBuilder(port string, a Attributes) func([]metav1.Object) ([]routing.Sp
 		for _, o := range objects {
 			s := o.(*discoveryv1.EndpointSlice)
 			if s.AddressType == discoveryv1.AddressTypeFQDN {
-				warnings = append(warnings, fmt.Sprintf("EndpointSlice %s holds host names, which are passed over; name the host in the model's block instead: to <host:port>", s.Name))
+				warnings = append(warnings, fmt.Sprintf("the EndpointSlices of %s hold host names, which are passed over; name the host in the model's block instead: to <host:port>", ownerOf(s)))
 				continue
 			}
 			if len(s.Endpoints) == 0 {
@@ -142,6 +143,11 @@ func schemeOf(p *discoveryv1.EndpointPort) string {
 	return ""
 }
 
+// ownerOf returns the name of a slice's Service, or else its own.
+func ownerOf(s *discoveryv1.EndpointSlice) string {
+	return cmp.Or(s.Labels[discoveryv1.LabelServiceName], s.Name)
+}
+
 // noPort says that a slice has no port as it is asked for.
 func noPort(s *discoveryv1.EndpointSlice, asked string) string {
 	var has []string
@@ -163,10 +169,7 @@ func noPort(s *discoveryv1.EndpointSlice, asked string) string {
 	if len(has) > 0 {
 		ports = strings.Join(has, ", ")
 	}
-	service := s.Labels[discoveryv1.LabelServiceName]
-	if service == "" {
-		service = s.Name
-	}
+	service := ownerOf(s)
 	if asked == "" {
 		return fmt.Sprintf("the EndpointSlices of %s have no TCP port, so its endpoints are passed over; their ports: %s", service, ports)
 	}
