@@ -86,9 +86,9 @@ func (c candidate) spec(a Attributes) routing.Spec {
 		Model: a.Model, Weight: a.Weight, Header: a.Header, MaxInflight: a.MaxInflight,
 		Labels: make(map[string]string, 4+len(a.Labels)),
 	}
-	for name, value := range map[string]string{"pod": c.pod, "node": c.node, "zone": c.zone, "role": a.Role} {
-		if value != "" {
-			s.Labels[name] = value
+	for _, l := range [...]struct{ name, value string }{{"pod", c.pod}, {"node", c.node}, {"zone", c.zone}, {"role", a.Role}} {
+		if l.value != "" {
+			s.Labels[l.name] = l.value
 		}
 	}
 	maps.Copy(s.Labels, a.Labels)

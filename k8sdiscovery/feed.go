@@ -15,9 +15,13 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// coalesce is how long a burst of events is gathered before those who watch
-// look at what has come of it.
-const coalesce = 5 * time.Millisecond
+// How long a burst of events is gathered before those who watch look at what
+// has come of it: four times as long as the last look took, within bounds, so
+// that endless churn costs about a fifth of a core, not all of it.
+const (
+	coalesceMin = 5 * time.Millisecond
+	coalesceMax = 40 * time.Millisecond
+)
 
 // backoff is between two attempts at a list or a watch that fail. It bounds how
 // long an API server may be back before that is noticed: 7.5 s.
@@ -189,13 +193,13 @@ func (f *feed) start(l *link) error {
 func (f *feed) deliver(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	for {
+	for pause := coalesceMin; ; {
 		select {
 		case <-f.wake:
 		case <-ctx.Done():
 			return
 		}
-		timer.Reset(coalesce)
+		timer.Reset(pause)
 		select {
 		case <-timer.C:
 		case <-ctx.Done():
@@ -205,9 +209,11 @@ func (f *feed) deliver(ctx context.Context) {
 		dirty := f.dirty
 		f.dirty = make(map[watcher]struct{})
 		f.mu.Unlock()
+		began := time.Now()
 		for w := range dirty {
 			w.flush()
 		}
+		pause = min(max(4*time.Since(began), coalesceMin), coalesceMax)
 	}
 }
 

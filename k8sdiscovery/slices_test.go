@@ -2,13 +2,16 @@ package k8sdiscovery
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"slices"
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/flexinfer/caddy-flexinfer/modules/routing"
 )
@@ -230,5 +233,31 @@ func TestSliceAttributes(t *testing.T) {
 	want := []routing.Spec{first, second}
 	if !slices.EqualFunc(specs, want, func(a, b routing.Spec) bool { return a.Equal(&b) }) {
 		t.Errorf("got  %+v\nwant %+v", specs, want)
+	}
+}
+
+// A change in one of 10 slices with 100 endpoints each.
+func BenchmarkSlices(b *testing.B) {
+	var objects []metav1.Object
+	for i := range 10 {
+		s := &discoveryv1.EndpointSlice{
+			AddressType: discoveryv1.AddressTypeIPv4,
+			Ports:       []discoveryv1.EndpointPort{{Name: new("http"), Port: new(int32(8000))}},
+		}
+		for j := range 100 {
+			uid := fmt.Sprintf("u%d-%d", i, j)
+			s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{
+				Addresses: []string{fmt.Sprintf("10.0.%d.%d", i, j)}, Zone: new("z1"), NodeName: new("n1"),
+				TargetRef: &corev1.ObjectReference{Kind: "Pod", Name: uid, UID: types.UID(uid)},
+			})
+		}
+		objects = append(objects, s)
+	}
+	build := sliceBuilder("", Attributes{Role: "decode"})
+	b.ReportAllocs()
+	for b.Loop() {
+		if specs, _ := build(objects); len(specs) != 1000 {
+			b.Fatal(len(specs))
+		}
 	}
 }

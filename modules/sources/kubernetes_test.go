@@ -7,7 +7,6 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
-
 )
 
 // elsewhere returns a cluster of which there is not even a kubeconfig.
@@ -129,4 +128,3 @@ func TestClusterErrors(t *testing.T) {
 		})
 	}
 }
-
