@@ -136,7 +136,7 @@ func (r *Resources) watch(gvr schema.GroupVersionResource, apply func(r *Resourc
 // discover finds out which of the wanted resources the API server has, and
 // follows them, until it has all of them or ctx is done.
 func (r *Resources) discover(ctx context.Context) {
-	begin, left, told := time.Now(), -1, false
+	begin, left, told, away := time.Now(), -1, false, false
 	complain := make(map[string]struct{})
 	for {
 		missing, err := r.lookUp(ctx, complain)
@@ -151,6 +151,10 @@ func (r *Resources) discover(ctx context.Context) {
 		if missing == 0 {
 			return
 		}
+		if err != nil && !away {
+			r.c.logger().Warn("the cluster does not say which of FlexInfer's resources it has; what is known serves on", zap.Error(err))
+		}
+		away = err != nil
 		if err == nil && none && !told {
 			told = true
 			r.c.logger().Warn("the cluster has none of FlexInfer's resources; they are picked up when it does",

@@ -2,6 +2,7 @@ package k8sdiscovery
 
 import (
 	"context"
+	"maps"
 	"strconv"
 	"sync"
 	"time"
@@ -157,13 +158,12 @@ func (h *Handle) untell(ctx context.Context) error {
 }
 
 func (h *Handle) annotate(ctx context.Context, depth, since any) error {
-	_, err := h.w.patch(ctx, gpuGroupsOf(h.line.group.Group), h.line.group.key(), map[string]any{
+	return h.w.patch(ctx, gpuGroupsOf(h.line.group.Group), h.line.group.key(), map[string]any{
 		"metadata": map[string]any{"annotations": map[string]any{
 			annotationQueue + h.ref.Name:      depth,
 			annotationQueueSince + h.ref.Name: since,
 		}},
 	})
-	return err
 }
 
 // clearSignals tells every group that was told otherwise that nobody waits. The
@@ -171,7 +171,10 @@ func (h *Handle) annotate(ctx context.Context, depth, since any) error {
 func (w *Waker) clearSignals() {
 	ctx, cancel := context.WithTimeout(w.c.ctx, clearDeadline)
 	defer cancel()
-	for ref, h := range w.handles {
+	w.mu.Lock()
+	handles := maps.Clone(w.handles)
+	w.mu.Unlock()
+	for ref, h := range handles {
 		if err := h.untell(ctx); err != nil {
 			w.c.logger().Warn("a GPUGroup could not be told that no calls wait any more",
 				zap.Stringer("gpu_group", h.line.group.key()), zap.Stringer("model", ref.key()), zap.Error(err))

@@ -98,9 +98,9 @@ type surroundings struct {
 	stalledLoad time.Duration
 	service     *service // nil if there is none
 	lastPort    int32    // that the Service had when it had one
-	// endpoints returns those of the resource's Service that know the model
-	// by a name.
-	endpoints func(model string) []routing.Spec
+	// endpoints returns those of the resource's Service, which know the model
+	// by a name, and what is wrong with its EndpointSlices.
+	endpoints func(model string) (found []routing.Spec, warnings []string)
 	// activeModel returns the model that a GPUGroup has active, and whether
 	// there is such a group.
 	activeModel func(group string) (string, bool)
@@ -176,7 +176,9 @@ func (t *translation) place(upstream, backend string, in surroundings) {
 	t.traits.Service = &routing.Spec{
 		Scheme: "http", Address: net.JoinHostPort(host, strconv.Itoa(int(port))), Model: upstream,
 	}
-	t.endpoints = in.endpoints(upstream)
+	var warnings []string
+	t.endpoints, warnings = in.endpoints(upstream)
+	t.warnings = append(t.warnings, warnings...)
 }
 
 // readModel reads a Model, v1alpha2.

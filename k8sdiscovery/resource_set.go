@@ -22,7 +22,7 @@ type resourceSet struct {
 	stalledLoad time.Duration
 	rank        func(namespace string) int // of two namespaces, the lower one's model wins
 	activator   func(Ref) routing.Activator
-	endpoints   func(key types.NamespacedName, port, model string) []routing.Spec
+	endpoints   func(key types.NamespacedName, port, model string) ([]routing.Spec, []string)
 
 	objects   map[Ref]map[string]any // as the API server has them
 	adapters  map[Ref]adapter
@@ -155,6 +155,7 @@ func (s *resourceSet) rebuild(now time.Time) (sum summary) {
 		warned[p] = struct{}{}
 	}
 	slices.Sort(sum.warnings)
+	sum.warnings = slices.Compact(sum.warnings)
 	s.warned = warned
 	sum.changed = !slices.EqualFunc(models, s.models, sameModel)
 	if sum.changed {
@@ -182,7 +183,7 @@ func (s *resourceSet) translate(ref Ref, now time.Time) *translation {
 	}
 	in := surroundings{
 		now: now, stalledLoad: s.stalledLoad, service: svc, lastPort: s.lastPorts[key],
-		endpoints: func(model string) []routing.Spec {
+		endpoints: func(model string) ([]routing.Spec, []string) {
 			port := ""
 			if svc != nil {
 				port = svc.portName

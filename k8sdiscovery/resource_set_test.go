@@ -19,7 +19,7 @@ func newTestSet(t testing.TB) *resourceSet {
 	s := newResourceSet()
 	s.groups, s.stalledLoad = apiGroups, defaultStalledLoad
 	s.rank = func(namespace string) int { return slices.Index([]string{"models", "other"}, namespace) }
-	s.endpoints = func(types.NamespacedName, string, string) []routing.Spec { return nil }
+	s.endpoints = func(types.NamespacedName, string, string) ([]routing.Spec, []string) { return nil, nil }
 	return s
 }
 
@@ -152,11 +152,11 @@ func TestWarningReturnsWithItsCause(t *testing.T) {
 func TestSameStaysTheSame(t *testing.T) {
 	s := newTestSet(t)
 	ready := map[types.NamespacedName]bool{}
-	s.endpoints = func(key types.NamespacedName, port, model string) []routing.Spec {
+	s.endpoints = func(key types.NamespacedName, port, model string) ([]routing.Spec, []string) {
 		if !ready[key] {
-			return nil
+			return nil, nil
 		}
-		return []routing.Spec{{ID: key.Name, Scheme: "http", Address: "10.0.0.1:" + port, Model: model}}
+		return []routing.Spec{{ID: key.Name, Scheme: "http", Address: "10.0.0.1:" + port, Model: model}}, nil
 	}
 	for _, name := range []string{"x", "y"} {
 		ready[types.NamespacedName{Namespace: "models", Name: name}] = true

@@ -60,7 +60,7 @@ func numbers(v any) any {
 func nowhere() surroundings {
 	return surroundings{
 		now: testNow, stalledLoad: defaultStalledLoad,
-		endpoints:   func(string) []routing.Spec { return nil },
+		endpoints:   func(string) ([]routing.Spec, []string) { return nil, nil },
 		activeModel: func(string) (string, bool) { return "", false },
 	}
 }
@@ -281,7 +281,7 @@ func TestUpstreamModel(t *testing.T) {
 		})
 	}
 	in, asked := nowhere(), ""
-	in.endpoints = func(model string) []routing.Spec { asked = model; return nil }
+	in.endpoints = func(model string) ([]routing.Spec, []string) { asked = model; return nil, nil }
 	if got := deployment(t, "spec: {model: 'llama3:8b'}", in).traits.Service.Model; got != "llama3:8b" || asked != got {
 		t.Errorf("a ModelDeployment's is %q, its endpoints' %q", got, asked)
 	}

@@ -263,15 +263,15 @@ func (r *Resources) allSettled() bool {
 	return true
 }
 
-// endpointsOf returns the endpoints of a Service, as its slices have them.
-func (r *Resources) endpointsOf(key types.NamespacedName, port, model string) []routing.Spec {
+// endpointsOf returns the endpoints of a Service, as its slices have them, and
+// what is wrong with those.
+func (r *Resources) endpointsOf(key types.NamespacedName, port, model string) ([]routing.Spec, []string) {
 	list := make([]metav1.Object, 0, len(r.slices[key]))
 	for _, s := range r.slices[key] {
 		list = append(list, s)
 	}
 	slices.SortFunc(list, func(a, b metav1.Object) int { return cmp.Compare(a.GetName(), b.GetName()) })
-	specs, _ := sliceBuilder(port, Attributes{Model: model})(list)
-	return specs
+	return sliceBuilder(port, Attributes{Model: model})(list)
 }
 
 func applySlice(r *Resources, old, now metav1.Object) {

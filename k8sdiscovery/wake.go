@@ -192,7 +192,7 @@ func (h *Handle) find(ctx context.Context) (Ref, error) {
 func (h *Handle) touch(ctx context.Context, ref Ref) error {
 	now := time.Now()
 	patch := map[string]any{"status": map[string]any{ref.lastUsed(): now.UTC().Format(time.RFC3339)}}
-	if _, err := h.w.patch(ctx, ref.resource(), ref.key(), patch, "status"); err != nil {
+	if err := h.w.patch(ctx, ref.resource(), ref.key(), patch, "status"); err != nil {
 		return err
 	}
 	h.use.written(now)
@@ -233,7 +233,7 @@ func (h *Handle) scaleUp(ctx context.Context, ref Ref, model string) error {
 		if obj, err = h.w.get(ctx, ref); err != nil || replicasOf(obj.Object) > 0 {
 			return err
 		}
-		_, err := h.w.patch(ctx, ref.resource(), ref.key(), map[string]any{
+		err := h.w.patch(ctx, ref.resource(), ref.key(), map[string]any{
 			"metadata": map[string]any{"resourceVersion": obj.GetResourceVersion()}, // or a greater number might be undone
 			"spec":     map[string]any{"replicas": 1},
 		})
@@ -258,17 +258,17 @@ func (w *Waker) get(ctx context.Context, ref Ref) (*unstructured.Unstructured, e
 	return obj, w.explain(err, ref.resource(), ref.Namespace, "get")
 }
 
-func (w *Waker) patch(ctx context.Context, r schema.GroupVersionResource, key types.NamespacedName, patch map[string]any, sub ...string) (*unstructured.Unstructured, error) {
+func (w *Waker) patch(ctx context.Context, r schema.GroupVersionResource, key types.NamespacedName, patch map[string]any, sub ...string) error {
 	l, err := w.c.open()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	data, err := json.Marshal(patch)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	obj, err := l.dynamic.Resource(r).Namespace(key.Namespace).Patch(ctx, key.Name, types.MergePatchType, data, metav1.PatchOptions{}, sub...)
-	return obj, w.explain(err, r, key.Namespace, "patch", sub...)
+	_, err = l.dynamic.Resource(r).Namespace(key.Namespace).Patch(ctx, key.Name, types.MergePatchType, data, metav1.PatchOptions{}, sub...)
+	return w.explain(err, r, key.Namespace, "patch", sub...)
 }
 
 // explain logs once which rule a refused request lacks.
