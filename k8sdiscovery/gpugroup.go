@@ -126,6 +126,9 @@ func (h *Handle) tell(ctx context.Context, calls int, since time.Time) error {
 	}
 	// Even if the answer is lost there is something to clear.
 	l.told, l.toldSince = calls, since
+	h.w.mu.Lock()
+	h.w.told[h] = struct{}{}
+	h.w.mu.Unlock()
 	err := h.annotate(ctx, strconv.Itoa(calls), since.UTC().Format(time.RFC3339))
 	if err != nil {
 		l.toldSince = time.Time{} // to be told again
@@ -154,6 +157,9 @@ func (h *Handle) untell(ctx context.Context) error {
 		return err
 	}
 	l.told = 0
+	h.w.mu.Lock()
+	delete(h.w.told, h)
+	h.w.mu.Unlock()
 	return nil
 }
 
@@ -172,12 +178,12 @@ func (w *Waker) clearSignals() {
 	ctx, cancel := context.WithTimeout(w.c.ctx, clearDeadline)
 	defer cancel()
 	w.mu.Lock()
-	handles := maps.Clone(w.handles)
+	told := maps.Clone(w.told)
 	w.mu.Unlock()
-	for ref, h := range handles {
+	for h := range told {
 		if err := h.untell(ctx); err != nil {
 			w.c.logger().Warn("a GPUGroup could not be told that no calls wait any more",
-				zap.Stringer("gpu_group", h.line.group.key()), zap.Stringer("model", ref.key()), zap.Error(err))
+				zap.Stringer("gpu_group", h.line.group.key()), zap.Stringer("model", h.ref.key()), zap.Error(err))
 		}
 	}
 }

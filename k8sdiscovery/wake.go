@@ -5,9 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
 	"sync"
 	"time"
+	"weak"
 
 	"go.uber.org/zap"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -55,8 +57,9 @@ type Waker struct {
 	upkeep, signals workqueue.TypedDelayingInterface[*Handle]
 
 	mu      sync.Mutex
-	handles map[Ref]*Handle
-	refused map[string]struct{} // rules that have been asked for
+	handles map[Ref]weak.Pointer[Handle] // of the models that anybody knows
+	told    map[*Handle]struct{}         // whose GPUGroup believes that calls wait
+	refused map[string]struct{}          // rules that have been asked for
 }
 
 // Waker returns a waker of the cluster's models. It does no I/O and has no
@@ -65,24 +68,37 @@ type Waker struct {
 func (c *Cluster) Waker(cfg WakerConfig) *Waker {
 	w := &Waker{
 		c: c, cfg: cfg,
-		handles: make(map[Ref]*Handle),
+		handles: make(map[Ref]weak.Pointer[Handle]),
+		told:    make(map[*Handle]struct{}),
 		refused: make(map[string]struct{}),
 	}
 	w.ctx, w.cancel = context.WithCancel(c.ctx)
 	return w
 }
 
-// Handle returns the handle of a model, the same for the same one.
+// Handle returns the handle of a model, the same for the same one as long as
+// anybody has it.
 func (w *Waker) Handle(ref Ref) *Handle {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	h := w.handles[ref]
-	if h == nil {
-		h = &Handle{w: w, ref: ref}
-		h.done = func() { h.use.calls.Add(-1) }
-		w.handles[ref] = h
+	if h := w.handles[ref].Value(); h != nil {
+		return h
 	}
+	h := &Handle{w: w, ref: ref}
+	h.done = func() { h.use.calls.Add(-1) }
+	w.handles[ref] = weak.Make(h)
+	runtime.AddCleanup(h, w.forget, ref)
 	return h
+}
+
+// forget is called when nobody has a handle of the model any more, or had one:
+// there may be another by now.
+func (w *Waker) forget(ref Ref) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.handles[ref].Value() == nil {
+		delete(w.handles, ref)
+	}
 }
 
 // start has the goroutines run, and reports whether they do: not any more after

@@ -2,6 +2,8 @@ package k8sdiscovery
 
 import (
 	"net/http"
+	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -159,6 +161,26 @@ func TestRefusedWritesAreLoggedOnce(t *testing.T) {
 	}
 	if all := logs.All(); len(all) != 1 || !strings.Contains(all[0].Message, rule) || !strings.Contains(all[0].Message, "Role in namespace models") {
 		t.Errorf("logged %v", all)
+	}
+}
+
+// Models that come and go leave nothing behind.
+func TestHandlesGo(t *testing.T) {
+	_, c, _ := newPatches(t)
+	w := c.Waker(WakerConfig{})
+	defer w.Close()
+	kept := w.Handle(at("a/m/models/kept"))
+	for i := range 100 {
+		w.Handle(Ref{Namespace: "models", Name: strconv.Itoa(i)})
+	}
+	eventually(t, "the handles are gone", func() bool {
+		runtime.GC()
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return len(w.handles) == 1
+	})
+	if w.Handle(kept.ref) != kept {
+		t.Error("another handle of a model that is known")
 	}
 }
 
