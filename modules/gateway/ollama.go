@@ -73,7 +73,7 @@ func (h *Handler) serveTags(w http.ResponseWriter, r *http.Request) {
 	list := struct {
 		Models []tagged `json:"models"`
 	}{[]tagged{}}
-	for _, m := range h.catalog.Table().Models() {
+	for _, m := range h.models() {
 		list.Models = append(list.Models, tagged{newTag(m.Name, ""), started})
 		for _, a := range m.Adapters {
 			list.Models = append(list.Models, tagged{newTag(a, m.Name), started})

@@ -1,8 +1,11 @@
 package gateway
 
 import (
+	"cmp"
 	"encoding/json"
+	"maps"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -11,6 +14,7 @@ import (
 	"github.com/flexinfer/caddy-flexinfer/modules/app"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/catalog"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/refusal"
+	"github.com/flexinfer/caddy-flexinfer/modules/routing"
 )
 
 const modelsPath = "/v1/models"
@@ -58,29 +62,35 @@ func (h *Handler) serveReady(w http.ResponseWriter, r *http.Request) {
 
 // listed is a model as OpenAI's API lists it.
 type listed struct {
-	ID       string    `json:"id"`
-	Object   string    `json:"object"`
-	Created  int64     `json:"created"`
-	OwnedBy  string    `json:"owned_by"`
-	Parent   string    `json:"parent,omitempty"` // of an adapter
-	Metadata *metadata `json:"metadata,omitempty"`
-}
-
-type metadata struct {
-	Ready     bool     `json:"ready"`
-	Endpoints int      `json:"endpoints"`
-	Aliases   []string `json:"aliases,omitempty"`
+	ID       string         `json:"id"`
+	Object   string         `json:"object"`
+	Created  int64          `json:"created"`
+	OwnedBy  string         `json:"owned_by"`
+	Parent   string         `json:"parent,omitempty"` // of an adapter
+	Metadata map[string]any `json:"metadata,omitempty"`
 }
 
 func entry(m *catalog.Model, adapter string) listed {
-	l := listed{ID: m.Name, Object: "model", Created: app.Started(), OwnedBy: "flexinfer"}
+	l := listed{ID: m.Name, Object: "model", Created: cmp.Or(m.Created, app.Started()), OwnedBy: "flexinfer"}
 	if adapter != "" {
 		l.ID, l.Parent = adapter, m.Name
 		return l
 	}
-	l.Metadata = &metadata{Ready: m.Ready(), Endpoints: m.Snapshot.Len(), Aliases: m.Aliases}
+	l.Metadata = map[string]any{"ready": m.Ready(), "endpoints": m.Snapshot.Len()}
+	if len(m.Aliases) > 0 {
+		l.Metadata["aliases"] = m.Aliases
+	}
+	maps.Copy(l.Metadata, m.Metadata) // the source knows best
 	return l
 }
+
+// models returns the models that are shown: not those that are parked, which are
+// refused as if there were none.
+func (h *Handler) models() []*catalog.Model {
+	return slices.DeleteFunc(slices.Clone(h.catalog.Table().Models()), isParked)
+}
+
+func isParked(m *catalog.Model) bool { return m.State.Phase == routing.Parked }
 
 func (h *Handler) serveModels(w http.ResponseWriter, r *http.Request) {
 	if !readOnly(w, r) {
@@ -90,7 +100,7 @@ func (h *Handler) serveModels(w http.ResponseWriter, r *http.Request) {
 		Object string   `json:"object"`
 		Data   []listed `json:"data"`
 	}{Object: "list", Data: []listed{}}
-	for _, m := range h.catalog.Table().Models() {
+	for _, m := range h.models() {
 		list.Data = append(list.Data, entry(m, ""))
 		for _, a := range m.Adapters {
 			list.Data = append(list.Data, entry(m, a))
@@ -105,9 +115,9 @@ func (h *Handler) serveModel(w http.ResponseWriter, r *http.Request, name string
 	}
 	t := h.catalog.Table()
 	res, ok := t.Resolve(name)
-	if !ok {
+	if !ok || isParked(res.Model) {
 		ref := refusal.UnknownModel(name)
-		if !t.Settled() {
+		if !ok && !t.Settled() {
 			ref = refusal.Starting(name)
 		}
 		_ = ref.Write(w, r.URL.Path)
