@@ -205,6 +205,7 @@ func (r *Resources) refresh() {
 		r.mu.Unlock()
 		return
 	}
+	heard := r.asked && r.allSettled() // first, so that what came with it is in the inbox
 	r.inbox.Lock()
 	events := r.inbox.events
 	r.inbox.events = nil
@@ -217,7 +218,7 @@ func (r *Resources) refresh() {
 	sum := r.set.rebuild(now)
 	r.wait(sum.due.Sub(now), !sum.due.IsZero())
 	first := r.silent
-	settled := r.settled || !r.silent || r.asked && r.allSettled()
+	settled := r.settled || !r.silent || heard
 	if settled {
 		r.silent = false
 	}
