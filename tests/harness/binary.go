@@ -34,12 +34,15 @@ var built struct {
 // test run.
 func Binary(tb testing.TB) string {
 	tb.Helper()
-	path, err := binary()
+	path, err := Build()
 	if err != nil {
 		tb.Fatal(err)
 	}
 	return path
 }
+
+// Build is Binary before there is a test.
+func Build() (string, error) { return binary() }
 
 var binary = sync.OnceValues(func() (string, error) {
 	if path := os.Getenv(envBinary); path != "" {

@@ -28,10 +28,13 @@ type Upstream struct {
 	maxInflight atomic.Int64
 	served      atomic.Int64
 
+	serving sync.WaitGroup
+
 	mu       sync.Mutex
 	requests []*Received
-	conns    map[net.Conn]struct{}
+	conns    map[net.Conn]bool // whether a request is on it
 	closed   bool
+	draining bool
 }
 
 // Received is a request as an upstream got it.
@@ -57,17 +60,31 @@ const keptBody = 1 << 20
 // Without one it answers each with status 200 and its own address.
 func NewUpstream(tb testing.TB, handle func(*Exchange)) *Upstream {
 	tb.Helper()
-	ln, err := net.Listen("tcp", Loopback(0))
+	return NewUpstreamAt(tb, Loopback(0), handle)
+}
+
+// NewUpstreamAt is NewUpstream with an address of its own.
+func NewUpstreamAt(tb testing.TB, addr string, handle func(*Exchange)) *Upstream {
+	tb.Helper()
+	u, err := ListenUpstream(tb, addr, handle)
 	if err != nil {
 		tb.Fatal(err)
 	}
-	u := &Upstream{Addr: ln.Addr().String(), ln: ln, conns: make(map[net.Conn]struct{})}
+	return u
+}
+
+// ListenUpstream is NewUpstreamAt for other goroutines than the test's own.
+func ListenUpstream(tb testing.TB, addr string, handle func(*Exchange)) (*Upstream, error) {
+	ln, err := net.Listen("tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	u := &Upstream{Addr: ln.Addr().String(), ln: ln, conns: make(map[net.Conn]bool)}
 	if handle == nil {
 		handle = Answer
 	}
 	u.Handle(handle)
-	var serving sync.WaitGroup
-	serving.Go(func() {
+	u.serving.Go(func() {
 		for {
 			conn, err := ln.Accept()
 			if err != nil {
@@ -75,15 +92,15 @@ func NewUpstream(tb testing.TB, handle func(*Exchange)) *Upstream {
 			}
 			u.accepted.Add(1)
 			if u.add(conn) {
-				serving.Go(func() { u.serve(conn) })
+				u.serving.Go(func() { u.serve(conn) })
 			}
 		}
 	})
 	tb.Cleanup(func() {
 		u.Close()
-		serving.Wait()
+		u.serving.Wait()
 	})
-	return u
+	return u, nil
 }
 
 // NewUpstreams starts n upstreams.
@@ -110,15 +127,40 @@ func (u *Upstream) Close() {
 	}
 }
 
+// Drain ends the upstream as an engine ends that is asked to: it takes no
+// further connection, closes those that are idle, and each of the others once
+// the request on it is answered.
+func (u *Upstream) Drain() {
+	_ = u.ln.Close()
+	u.mu.Lock()
+	u.draining = true
+	for conn, busy := range u.conns {
+		if !busy {
+			_ = conn.Close()
+		}
+	}
+	u.mu.Unlock()
+	u.serving.Wait()
+}
+
 func (u *Upstream) add(conn net.Conn) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if u.closed {
+	if u.closed || u.draining {
 		_ = conn.Close()
 		return false
 	}
-	u.conns[conn] = struct{}{}
+	u.conns[conn] = false
 	return true
+}
+
+// mark says whether a request is on a connection, and reports whether there
+// may be one.
+func (u *Upstream) mark(conn net.Conn, busy bool) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.conns[conn] = busy
+	return !u.draining
 }
 
 // Connections returns how many connections were made.
@@ -178,6 +220,9 @@ func (u *Upstream) serve(conn net.Conn) {
 	}()
 	br := bufio.NewReader(&countingReader{conn, &u.received})
 	for nth := 1; ; nth++ {
+		if _, err := br.Peek(1); err != nil || !u.mark(conn, true) {
+			return
+		}
 		r, err := receive(br)
 		if err != nil {
 			return
@@ -190,7 +235,7 @@ func (u *Upstream) serve(conn net.Conn) {
 		u.begin()
 		(*u.handle.Load())(x)
 		x.End()
-		if x.stopped || !x.waitUnwatched() {
+		if x.stopped || !u.mark(conn, false) || !x.waitUnwatched() {
 			return
 		}
 	}
