@@ -78,6 +78,24 @@ func (p *Process) RSS(tb testing.TB) int64 {
 	return resident * int64(os.Getpagesize())
 }
 
+// CPU returns how much time of a processor the process has used.
+func (p *Process) CPU(tb testing.TB) time.Duration {
+	tb.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	// The name, in brackets, may hold spaces; of the fields after it the 12th
+	// and 13th are the ticks, which are hundredths of a second.
+	_, rest, _ := strings.Cut(string(b), ") ")
+	fields := strings.Fields(rest)
+	var user, system int64
+	if _, err := fmt.Sscan(fields[11]+" "+fields[12], &user, &system); err != nil {
+		tb.Fatal(err)
+	}
+	return time.Duration(user+system) * 10 * time.Millisecond
+}
+
 // Signal sends a signal to the process.
 func (p *Process) Signal(tb testing.TB, s syscall.Signal) {
 	tb.Helper()

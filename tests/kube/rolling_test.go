@@ -130,7 +130,7 @@ func waitRolledOut(t *testing.T, ns, name string) {
 	})
 }
 
-// A rolling update is not felt: every call is answered, and in the end nothing
+// Rolling updates are not felt: every call is answered, and in the end nothing
 // tells of the pods that were.
 func TestRollingUpdate(t *testing.T) {
 	ns := kube.Namespace(t)
@@ -142,12 +142,14 @@ func TestRollingUpdate(t *testing.T) {
 	g := start(t, ns, "endpoints "+ns+"/m:http")
 	wantEndpoints(t, g, "m", upstreamsOf(before)...)
 
-	l := loadOn(t, g, "m", 8)
-	l.more(t, 50)
-	patchDeployment(t, ns, "m", `{"spec":{"template":{"metadata":{"annotations":{"version":"2"}}}}}`)
-	waitRolledOut(t, ns, "m")
-	harness.Eventually(t, time.Minute, "the old pods have ended", func() bool { return len(k.Pods()) == 5 })
-	l.more(t, 50)
+	l := loadOn(t, g, "m", 16)
+	for version := range 5 {
+		l.more(t, 100)
+		patchDeployment(t, ns, "m", fmt.Sprintf(`{"spec":{"template":{"metadata":{"annotations":{"version":"%d"}}}}}`, version))
+		waitRolledOut(t, ns, "m")
+		harness.Eventually(t, time.Minute, "the old pods have ended", func() bool { return len(k.Pods()) == 5 })
+	}
+	l.more(t, 100)
 	l.end(t)
 
 	after := k.Pods()
