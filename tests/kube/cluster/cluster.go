@@ -1,8 +1,8 @@
 // Package cluster runs a Kubernetes control plane for tests: etcd, the API
 // server and the controller manager as they are, on loopback addresses in a
 // network namespace of the tests' own. Of what a cluster has besides, there is
-// a [Kubelet] that plays pods with simulated engines. There is no DNS and no
-// kube-proxy.
+// a [Kubelet] that plays pods with simulated engines, and DNS for the names of
+// Services. There is no kube-proxy.
 package cluster
 
 import (
@@ -63,6 +63,9 @@ func start(bin, dir string) (c *Cluster, err error) {
 		return nil, err
 	}
 	if err := c.connect(); err != nil {
+		return nil, err
+	}
+	if err := c.startDNS(); err != nil {
 		return nil, err
 	}
 	return c, c.startControllers()

@@ -107,8 +107,8 @@ func inside(m *testing.M, into **Cluster) (code int, err error) {
 	if err := network(); err != nil {
 		return 0, fmt.Errorf("setting up the network: %w", err)
 	}
-	if err := secrets(); err != nil {
-		return 0, fmt.Errorf("making room for the files of a service account: %w", err)
+	if err := useResolver(secrets); err != nil {
+		return 0, fmt.Errorf("setting up the files that pods have: %w", err)
 	}
 	dir, err := os.MkdirTemp("", "kube-")
 	if err != nil {
@@ -154,7 +154,8 @@ func addAddr(cidr string) error {
 	return netlink.AddrAdd(lo, addr)
 }
 
-// secrets hides /var/run behind an empty folder that only the tests see.
+// secrets hides /var/run, where pods find what belongs to their service account,
+// behind an empty folder that only the tests see.
 func secrets() error {
 	if err := syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""); err != nil {
 		return err
