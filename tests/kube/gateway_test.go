@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net/http"
@@ -122,4 +123,10 @@ func wantRefusal(t *testing.T, g *harness.Gateway, model string, status int) *ha
 		return res.Status == status
 	})
 	return res
+}
+
+// cancellable returns a context for calls that leave.
+func cancellable(t *testing.T) (context.Context, context.CancelFunc) {
+	t.Helper()
+	return context.WithCancel(t.Context())
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
+	"net/http"
 	"os"
 	"strconv"
 	"strings"
@@ -195,10 +196,18 @@ func spec(more ...fields) fields {
 var ready = fields{"phase": "Ready"}
 
 // discovering starts a gateway that reads the resources of a namespace, with
-// further lines in its configuration.
+// further lines in its configuration, and waits until it has read them.
 func discovering(t *testing.T, a *cluster.Account, lines ...string) *harness.Gateway {
 	t.Helper()
-	return harness.Start(t, discoveringConfig(t, a, lines...))
+	return startSettled(t, discoveringConfig(t, a, lines...))
+}
+
+// startSettled starts a gateway and waits until it is ready.
+func startSettled(t *testing.T, cfg harness.Config) *harness.Gateway {
+	t.Helper()
+	g := harness.Start(t, cfg)
+	harness.Eventually(t, harness.Patience, "the gateway is ready", func() bool { return g.Get(t, "/readyz").Status == http.StatusOK })
+	return g
 }
 
 func discoveringConfig(t *testing.T, a *cluster.Account, lines ...string) harness.Config {

@@ -109,8 +109,8 @@ func TestResourceNames(t *testing.T) {
 			Metadata fields
 		}
 	}](t, g.Get(t, "/v1/models").Body)
-	if len(list.Data) != 2 || list.Data[0].ID != "m" || list.Data[1].ID != "plain" {
-		t.Fatalf("/v1/models lists %v, want m and plain", list.Data)
+	if len(list.Data) != 3 || list.Data[0].ID != "m" || list.Data[1].ID != "sql-lora" || list.Data[2].ID != "plain" {
+		t.Fatalf("/v1/models lists %v, want m with its adapter and plain", list.Data)
 	}
 	if m := list.Data[0]; m.Created == 0 || m.Metadata["backend"] != "vllm" || m.Metadata["source"] != "HF://org/model" || m.Metadata["ready"] != true {
 		t.Errorf("/v1/models says of m: %v", m)
