@@ -106,11 +106,11 @@ func (q *Queue) Enter(ctx context.Context, again bool, try func() bool) error {
 	if (again || q.length.Load() == 0) && t.State.Phase == routing.Serving && try() {
 		return nil
 	}
+	begun := time.Now()
 	w, err := q.join(again)
 	if err != nil {
 		return err
 	}
-	begun := time.Now()
 	timeout := time.NewTimer(t.wait())
 	defer timeout.Stop()
 	defer func() {
@@ -125,6 +125,11 @@ func (q *Queue) Enter(ctx context.Context, again bool, try func() bool) error {
 			}
 			q.yield(w)
 		case err := <-w.end:
+			// The one that had the model woken waits for just as long as
+			// that may take.
+			if time.Since(begun) >= t.wait() {
+				return ErrTimeout
+			}
 			return err
 		case <-timeout.C:
 			return ErrTimeout
