@@ -263,20 +263,15 @@ func TestDiscoveryPods(t *testing.T) {
 	deployment(t, ns, "m", 3)
 	deployment(t, ns, "other", 1)
 	k.WaitPods(t, 4)
-	running := func() (us []*harness.Upstream) {
-		for _, p := range k.Pods() {
-			if strings.HasPrefix(p.Name, "m-") {
-				us = append(us, p.Upstream)
-			}
-		}
-		return us
+	running := func() []cluster.Pod {
+		return slices.DeleteFunc(k.Pods(), func(p cluster.Pod) bool { return !strings.HasPrefix(p.Name, "m-") })
 	}
 	g := harness.Start(t, inCluster(t, kube.Account(t, ns, seePods), model("m", "pods "+ns+" app=m 8000")))
-	wantEndpoints(t, g, "m", running()...)
+	wantEndpoints(t, g, "m", upstreamsOf(running())...)
 	scale(t, ns, "m", 1)
 	harness.Eventually(t, harness.Patience, "two pods have ended", func() bool { return len(running()) == 1 })
-	wantEndpoints(t, g, "m", running()...)
-	k.SetReady(k.Pods()[slices.IndexFunc(k.Pods(), func(p cluster.Pod) bool { return strings.HasPrefix(p.Name, "m-") })], false)
+	wantEndpoints(t, g, "m", upstreamsOf(running())...)
+	k.SetReady(running()[0], false)
 	wantRefusal(t, g, "m", http.StatusServiceUnavailable)
 }
 

@@ -55,7 +55,7 @@ func TestFaultWatchCut(t *testing.T) {
 	u := upstreams(t, 3)
 	apply(t, ns, sliceOf("m", "m-a", at(u[0])))
 	apply(t, ns, sliceOf("m", "m-b", at(u[1])))
-	g := harness.Start(t, withKubeconfig(a.KubeconfigThrough(t, relay), model("m", "endpoints "+ns+"/m")))
+	g := harness.Start(t, withKubeconfig(ns, a.KubeconfigThrough(t, relay), model("m", "endpoints "+ns+"/m")))
 	wantEndpoints(t, g, "m", u[0], u[1])
 
 	relay.Cut()
@@ -102,7 +102,7 @@ func TestFaultStartWithoutAPI(t *testing.T) {
 	relay := kube.Relay(t)
 	known, u := upstream(t), upstream(t)
 	apply(t, ns, sliceOf("m", "m-a", at(u)))
-	cfg := withKubeconfig(kube.Account(t, ns, seeSlices).KubeconfigThrough(t, relay),
+	cfg := withKubeconfig(ns, kube.Account(t, ns, seeSlices).KubeconfigThrough(t, relay),
 		model("static", "to "+known.Addr), model("m", "endpoints "+ns+"/m"))
 	cfg.Flexinfer = strings.Replace(cfg.Flexinfer, "kubernetes {\n", "kubernetes {\n\tsync_timeout 15s\n", 1)
 	g := harness.Start(t, cfg)

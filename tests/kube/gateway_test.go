@@ -25,11 +25,11 @@ var (
 // models' blocks.
 func inCluster(t *testing.T, a *cluster.Account, models ...string) harness.Config {
 	t.Helper()
-	return withKubeconfig(a.Kubeconfig(t), models...)
+	return withKubeconfig(a.Namespace, a.Kubeconfig(t), models...)
 }
 
-func withKubeconfig(path string, models ...string) harness.Config {
-	return harness.Config{Flexinfer: "kubernetes {\n\tkubeconfig " + path + "\n}\n" + strings.Join(models, "")}
+func withKubeconfig(ns, path string, models ...string) harness.Config {
+	return harness.Config{Flexinfer: "kubernetes {\n\tkubeconfig " + path + "\n\tnamespace " + ns + "\n}\n" + strings.Join(models, "")}
 }
 
 // model returns a model's block, in which calls go to each endpoint in turn.

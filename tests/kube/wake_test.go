@@ -169,17 +169,20 @@ func TestWakeRefusals(t *testing.T) {
 func TestWakeQueueBounds(t *testing.T) {
 	t.Parallel()
 	ns := kube.Namespace(t)
-	short := spec(fields{"serverless": fields{"coldStartTimeout": "4s"}})
-	for _, name := range []string{"m", "late"} {
-		serve(t, ns, name, nil)
+	takes := func(coldStart string) fields {
+		return spec(fields{"serverless": fields{"coldStartTimeout": coldStart}})
 	}
-	create(t, models, ns, "m", inTurn, spec(), idle)
-	create(t, models, ns, "late", inTurn, short, idle)
+	for name, spec := range map[string]fields{"m": spec(), "long": takes("4s"), "short": takes("1s")} {
+		serve(t, ns, name, nil)
+		create(t, models, ns, name, inTurn, spec, idle)
+	}
 	g := discovering(t, kube.Account(t, ns, all...), "queue {\n\tmax_size 3\n\ttimeout 2s\n}")
-	answers := waiting(t, g, "late", 2)
-	if e := wantAll(t, answers, 2, http.StatusGatewayTimeout, "timeout"); e.Refusal(t).Error.Type != "timeout_error" {
+	// A call waits for the longer of the two times, a model's waking takes no
+	// longer than its own.
+	if e := wantAll(t, waiting(t, g, "long", 1), 1, http.StatusGatewayTimeout, "timeout"); e.Refusal(t).Error.Type != "timeout_error" {
 		t.Errorf("a call that waited too long: %s", e)
 	}
+	wantAll(t, waiting(t, g, "short", 1), 1, http.StatusServiceUnavailable, "activation_failed")
 
 	full := waiting(t, g, "m", 3)
 	res := g.Post(t, "/v1/chat/completions", chat("m"))
