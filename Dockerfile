@@ -19,6 +19,7 @@ ENV XCADDY_SETCAP=0
 
 COPY go.mod go.sum flexinfer.go /src/
 COPY caddyfile /src/caddyfile
+COPY k8sdiscovery /src/k8sdiscovery
 COPY modules /src/modules
 
 RUN xcaddy build "v${CADDY_VERSION}" --output /usr/bin/caddy \
