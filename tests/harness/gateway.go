@@ -86,6 +86,16 @@ func StartJSON(tb testing.TB, config func(site, admin string) string) *Gateway {
 	return g
 }
 
+// StartCaddyfile starts a gateway with the Caddyfile that config returns for
+// the addresses that the site and the admin API are to have.
+func StartCaddyfile(tb testing.TB, env []string, config func(site, admin string) string) *Gateway {
+	tb.Helper()
+	g := newGateway(tb)
+	path := filepath.Join(tb.TempDir(), "Caddyfile")
+	g.run(tb, path, config(g.Addr, Loopback(g.adminPort)), "caddyfile", env)
+	return g
+}
+
 func newGateway(tb testing.TB) *Gateway {
 	tb.Helper()
 	g := &Gateway{port: FreePort(tb), adminPort: FreePort(tb)}

@@ -68,6 +68,11 @@ func (c *Cluster) Account(tb testing.TB, namespace string, rules ...rbacv1.Polic
 	return a
 }
 
+// AccountNamed returns a service account that is there already.
+func (c *Cluster) AccountNamed(namespace, name string) *Account {
+	return &Account{Namespace: namespace, Name: name, c: c}
+}
+
 // Allow replaces what the account may do.
 func (a *Account) Allow(tb testing.TB, rules ...rbacv1.PolicyRule) {
 	tb.Helper()
