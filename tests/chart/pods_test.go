@@ -134,6 +134,9 @@ serviceAccounts: {proxy: {name: mine, annotations: {role: z}}}
 		t.Errorf("the last variable is %v", last)
 	}
 
+	if got := render(t, ``).container(t).Image; got != "flexinfer-gateway:v0.1.0" {
+		t.Errorf("by default the image is %s, the Dockerfile and the examples make flexinfer-gateway:v0.1.0", got)
+	}
 	const digest = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 	if got := render(t, `proxy: {image: {tag: "1", digest: "`+digest+`"}}`).container(t).Image; !strings.HasSuffix(got, "@"+digest) {
 		t.Errorf("image %s", got)
