@@ -271,6 +271,9 @@ func (q *Queue) Set(t *Target) {
 		q.wake(t)
 	}
 	if q.waking != nil {
+		if t != nil && t.Activator != q.waking.by && t.State.Phase == routing.Asleep && t.State.Substage == "" {
+			q.waking.cancel() // another is to wake what does not wake yet
+		}
 		select {
 		case q.waking.changed <- struct{}{}:
 		default:

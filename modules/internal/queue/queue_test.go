@@ -339,6 +339,33 @@ func TestNobodyWaitsAnyMore(t *testing.T) {
 	})
 }
 
+// A reload brings another activator. It wakes the model, unless that wakes
+// already.
+func TestAnotherActivator(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, routing.Asleep)
+		b.call(t.Context(), 0, false)
+		b.room.Store(1)
+		time.Sleep(time.Second)
+		b.set(func(t *Target) { t.State.Substage = "starting" })
+		other := &bench{t: t}
+		b.set(func(t *Target) { t.Activator = other })
+		time.Sleep(time.Second)
+		if b.asked.Load() != 1 || other.asked.Load() != 0 {
+			t.Errorf("it was asked to wake %d times, and by the other %d", b.asked.Load(), other.asked.Load())
+		}
+		b.set(func(t *Target) { t.State.Substage = "" })
+		time.Sleep(time.Second)
+		b.set(func(t *Target) { t.State.Message = "not yet" })
+		time.Sleep(time.Second)
+		if b.asked.Load() != 1 || other.asked.Load() != 1 {
+			t.Errorf("it was asked to wake %d times, and by the other %d", b.asked.Load(), other.asked.Load())
+		}
+		b.phase(routing.Serving)
+		b.end()
+	})
+}
+
 // Q4: calls that wait go on as another configuration says.
 func TestAnotherTarget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -34,6 +34,7 @@ const failedFor = 2 * time.Second
 // A waking is an attempt to wake a model, the only one of its queue.
 type waking struct {
 	begun   time.Time
+	by      routing.Activator
 	cancel  context.CancelFunc
 	changed chan struct{} // holds one: the target is another
 }
@@ -53,7 +54,7 @@ func (q *Queue) wake(t *Target) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), t.ColdStart)
-	q.waking = &waking{begun: time.Now(), cancel: cancel, changed: make(chan struct{}, 1)}
+	q.waking = &waking{begun: time.Now(), by: t.Activator, cancel: cancel, changed: make(chan struct{}, 1)}
 	go q.run(ctx, q.waking, t)
 }
 
