@@ -15,6 +15,7 @@ import (
 	_ "github.com/caddyserver/caddy/v2/modules/standard"
 
 	_ "github.com/flexinfer/caddy-flexinfer/caddyfile"
+	_ "github.com/flexinfer/caddy-flexinfer/modules/activators"
 	_ "github.com/flexinfer/caddy-flexinfer/modules/matchers"
 	_ "github.com/flexinfer/caddy-flexinfer/modules/selection"
 	_ "github.com/flexinfer/caddy-flexinfer/modules/sources"

@@ -55,9 +55,6 @@ func (c *Call) Admit(ctx context.Context) error {
 	if err := c.mayWait(); err != nil {
 		return err
 	}
-	if k, ok := m.Activator.(routing.Keeper); ok && !c.background {
-		c.uses(k.Use(m.Name))
-	}
 	return c.refusalOf(m.Queue().Enter(ctx, false, c.prime))
 }
 
@@ -95,6 +92,9 @@ func (c *Call) prime() bool {
 	}
 	c.take(d)
 	c.primed = true
+	if k, ok := m.Activator.(routing.Keeper); ok && !c.background && c.attempts <= 1 {
+		c.uses(k.Use(m.Name))
+	}
 	return true
 }
 

@@ -1,0 +1,284 @@
+package activators
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/http"
+	"reflect"
+	"slices"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/flexinfer/caddy-flexinfer/modules/routing"
+)
+
+// engines holds what is known of each engine that any configuration wakes, so
+// that a reload forgets nothing and ends no process.
+var engines = caddy.NewUsagePool()
+
+// A plan is what one configuration says about an engine. It does not change.
+type plan struct {
+	start    *action // of http
+	ready    *action
+	interval time.Duration // between probes of one that is awake
+	idle     time.Duration // after which it is stopped; 0 is never
+	lever    lever
+}
+
+// A lever switches an engine on and off.
+type lever interface {
+	// on begins to start e's engine; an error says that it does not.
+	on(ctx context.Context, e *engine, model string) error
+
+	// off stops it and returns when it is gone. Only one that can is asked.
+	off(ctx context.Context, e *engine) error
+
+	// can reports whether there is something to stop. The caller holds
+	// e.mu.
+	can(e *engine) bool
+
+	// leave is called when the lever's plan is none of e's any more. The
+	// caller holds e.mu.
+	leave(e *engine)
+}
+
+// An engine is one that sleeps and wakes. What is known of it is found out by
+// a goroutine that runs from the first start of a configuration that wakes it
+// until the last is gone.
+type engine struct {
+	client *http.Client
+	kick   chan struct{} // look at once
+	cancel context.CancelFunc
+	done   chan struct{} // closed when the goroutine has ended; nil before it runs
+	asked  chan struct{} // closed when it has probed once
+
+	mu    sync.Mutex
+	plans []*plan // of the configurations that have started; the last holds
+	model string  // that was asked for last, for the log
+
+	calls     int           // under way
+	drained   chan struct{} // if somebody waits for none: closed then
+	idleSince time.Time
+
+	// What the probes say. A probe that began before the last turn is not
+	// believed.
+	known, awake bool
+	turn         int
+	misses       int // in a row
+	asleep       string
+
+	waking   bool
+	starting bool   // of exec: the process is being started
+	served   bool   // it has been awake since
+	failed   string // why it could not be woken; "" if that is not known
+	retryAt  time.Time
+	backOff  time.Duration
+	stopped  chan struct{} // while it is being stopped: closed when it is gone
+	process  *process      // of exec, while it runs
+
+	state   routing.State
+	changed chan struct{}
+}
+
+func loadEngine(key any, dial dialFunc) (*engine, error) {
+	v, _, err := engines.LoadOrNew(key, func() (caddy.Destructor, error) {
+		return &engine{client: newClient(dial), kick: make(chan struct{}, 1), asked: make(chan struct{}), changed: make(chan struct{})}, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return v.(*engine), nil
+}
+
+// begin makes p, for this model, the plan that holds.
+func (e *engine) begin(p *plan, model string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if old := e.plan(); old != nil && !reflect.DeepEqual(old.start, p.start) {
+		e.waking = false // perhaps now it does wake
+	}
+	e.plans = append(e.plans, p)
+	e.model = cmp.Or(e.model, model)
+	if e.process != nil {
+		e.process.move(p.ready.url)
+	}
+	if e.done == nil {
+		var ctx context.Context
+		ctx, e.cancel = context.WithCancel(context.Background())
+		e.done = make(chan struct{})
+		go e.run(ctx)
+		return
+	}
+	e.publish()
+	e.look()
+}
+
+// end forgets p. If it was the last to begin, because its configuration failed
+// to start, the one before holds again.
+func (e *engine) end(p *plan) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	i := slices.Index(e.plans, p)
+	if i < 0 {
+		return
+	}
+	e.plans = slices.Delete(e.plans, i, i+1)
+	if now := e.plan(); now != nil && e.process != nil {
+		e.process.move(now.ready.url)
+	}
+	p.lever.leave(e)
+}
+
+// Destruct implements [caddy.Destructor]. Calls may still be under way.
+func (e *engine) Destruct() error {
+	e.mu.Lock()
+	cancel, done := e.cancel, e.done
+	e.mu.Unlock()
+	if done != nil {
+		cancel()
+		<-done
+	}
+	return nil
+}
+
+// look has the goroutine look at once.
+func (e *engine) look() {
+	select {
+	case e.kick <- struct{}{}:
+	default:
+	}
+}
+
+// plan returns the plan that holds, nil if there is none any more. The caller
+// holds mu.
+func (e *engine) plan() *plan {
+	if len(e.plans) == 0 {
+		return nil
+	}
+	return e.plans[len(e.plans)-1]
+}
+
+// use counts a call.
+func (e *engine) use(model string) (done func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.calls++
+	e.model = model
+	return func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.calls--
+		if e.calls > 0 {
+			return
+		}
+		e.idleSince = time.Now()
+		if e.drained != nil {
+			close(e.drained)
+			e.drained = nil
+		}
+	}
+}
+
+// none returns a channel that is closed as soon as no call is under way. The
+// caller holds mu.
+func (e *engine) none() <-chan struct{} {
+	if e.calls == 0 {
+		never := make(chan struct{})
+		close(never)
+		return never
+	}
+	if e.drained == nil {
+		e.drained = make(chan struct{})
+	}
+	return e.drained
+}
+
+// activate has the engine woken as p says.
+func (e *engine) activate(ctx context.Context, p *plan, model string) error {
+	e.mu.Lock()
+	for e.stopped != nil {
+		gone := e.stopped
+		e.mu.Unlock()
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-gone:
+		}
+		e.mu.Lock()
+	}
+	e.model = model
+	if e.awake {
+		e.mu.Unlock()
+		return nil
+	}
+	if wait := time.Until(e.retryAt); wait > 0 && e.backOff > 0 {
+		defer e.mu.Unlock()
+		return fmt.Errorf("%s; it is not tried again for %s", e.failed, wait.Round(time.Millisecond))
+	}
+	e.waking, e.failed, e.idleSince = true, "", time.Now()
+	e.publish()
+	e.look()
+	e.mu.Unlock()
+
+	err := p.lever.on(ctx, e, model)
+	if err != nil {
+		e.mu.Lock()
+		e.waking = false
+		e.publish()
+		e.mu.Unlock()
+	}
+	return err
+}
+
+// publish works out the state and tells those who wait for another. The caller
+// holds mu.
+func (e *engine) publish() {
+	var s routing.State
+	switch {
+	case e.stopped != nil && e.failed == "":
+		s = routing.State{Phase: routing.Asleep, Message: "it is being stopped", Substage: "stopping"}
+	case e.awake:
+	case e.failed != "":
+		s = routing.State{Phase: routing.Failed, Message: e.failed, RetryAfter: e.backOff}
+	case e.waking || e.process != nil:
+		s = routing.State{Phase: routing.Asleep, Message: cmp.Or(e.asleep, "it has not answered yet"), Substage: "starting"}
+	case e.known:
+		s = routing.State{Phase: routing.Asleep, Message: e.asleep}
+	}
+	if s == e.state {
+		return
+	}
+	before := e.state.Phase
+	e.state = s
+	close(e.changed)
+	e.changed = make(chan struct{})
+	if p := e.plan(); p != nil && before != s.Phase {
+		caddy.Log().Named("flexinfer").Info("model is "+s.Phase.String(), zap.String("model", e.model),
+			zap.String("ready", p.ready.place()), zap.String("message", s.Message))
+	}
+}
+
+// fail notes that the engine could not be woken, for now. The caller holds mu.
+func (e *engine) fail(reason string) {
+	e.waking, e.failed = false, bounded(reason)
+	e.backOff = min(max(2*e.backOff, firstBackOff), longestBackOff)
+	e.retryAt = time.Now().Add(e.backOff)
+}
+
+// How long an engine that could not be woken is left alone.
+const (
+	firstBackOff   = time.Second
+	longestBackOff = time.Minute
+)
+
+// State implements [routing.Watcher] for the activators.
+func (e *engine) State() (routing.State, <-chan struct{}) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.state, e.changed
+}

@@ -1,0 +1,363 @@
+package activators
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/flexinfer/caddy-flexinfer/modules/routing"
+)
+
+// load provisions and starts a module, and cleans it up with the test.
+func load[M interface {
+	caddy.Provisioner
+	caddy.CleanerUpper
+	routing.Starter
+}](t *testing.T, m M) M {
+	t.Helper()
+	if err := m.Provision(caddy.Context{Context: context.Background()}); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unload(t, m) })
+	return m
+}
+
+func unload(t *testing.T, m caddy.CleanerUpper) {
+	t.Helper()
+	if err := m.Cleanup(); err != nil {
+		t.Error(err)
+	}
+}
+
+// wait is for what happens at once in a bubble.
+func wait(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+func wantState(t *testing.T, w routing.Watcher, phase routing.Phase, message string) {
+	t.Helper()
+	if s, _ := w.State(); s.Phase != phase || !strings.Contains(s.Message, message) {
+		t.Errorf("it is %s: %q; want %s: %q", s.Phase, s.Message, phase, message)
+	}
+}
+
+func activate(t *testing.T, a routing.Activator) {
+	t.Helper()
+	if err := a.Activate(t.Context(), "m"); err != nil {
+		t.Errorf("it is not woken: %v", err)
+	}
+}
+
+func TestStateIsFoundOut(t *testing.T) {
+	for _, tt := range []struct {
+		up      bool
+		health  int
+		slow    time.Duration
+		after   time.Duration // until it is known
+		phase   routing.Phase
+		message string
+	}{
+		{up: true, health: 200, phase: routing.Serving},
+		{up: true, health: 204, phase: routing.Serving},
+		{up: true, health: 200, slow: time.Second, after: time.Second, phase: routing.Serving},
+		{up: true, health: 503, phase: routing.Asleep, message: "GET http://engine:8000/health answered with status 503 Service Unavailable"},
+		{up: true, health: 302, phase: routing.Asleep, message: "answered with status 302"},
+		{up: true, health: 200, slow: time.Minute, after: 2 * time.Second, phase: routing.Asleep, message: "deadline exceeded"},
+		{up: false, phase: routing.Asleep, message: "connection refused"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			b := newBox()
+			b.up, b.health, b.slow = tt.up, tt.health, tt.slow
+			h := load(t, b.http())
+			before, changed := h.State()
+			if tt.after > 0 && before != (routing.State{}) {
+				t.Errorf("before anything is known it is %+v", before)
+			} else if tt.after == 0 && before.Phase != tt.phase {
+				t.Errorf("it is %+v after the start", before)
+			}
+			wait(tt.after)
+			wantState(t, h, tt.phase, tt.message)
+			if tt.phase == routing.Asleep && tt.after > 0 {
+				select {
+				case <-changed:
+				default:
+					t.Error("nobody is told")
+				}
+			}
+			wait(time.Hour)
+			if got := b.requests(); tt.phase == routing.Asleep && got != "" {
+				t.Errorf("it was asked %q", got)
+			}
+		})
+	}
+}
+
+func TestWakes(t *testing.T) {
+	t.Setenv("BOX_KEY", "secret")
+	synctest.Test(t, func(t *testing.T) {
+		b := newBox()
+		h := b.http()
+		h.StartRequest.Headers = map[string]string{"authorization": "Bearer {env.BOX_KEY}"}
+		h.StartRequest.Body = `{"model": {"key": "{env.BOX_KEY}"}}`
+		load(t, h)
+		wait(0)
+		b.probed()
+		_, changed := h.State()
+		activate(t, h)
+		wait(0)
+		if want := `POST /start Bearer secret {"model": {"key": "secret"}}`; b.requests() != want {
+			t.Errorf("it was asked %q, want %q", b.requests(), want)
+		}
+		wantState(t, h, routing.Asleep, "connection refused")
+		if s, _ := h.State(); s.Substage != "starting" {
+			t.Errorf("it is %+v", s)
+		}
+		<-changed
+		wait(10 * time.Second)
+		if p := b.probed(); len(p) < 10 || len(p) > 20 || p[2]-p[1] > 400*time.Millisecond {
+			t.Errorf("while it wakes it is probed at %v", p)
+		}
+		_, changed = h.State()
+		b.set(func() { b.up = true })
+		<-changed
+		wantState(t, h, routing.Serving, "")
+
+		b.probed()
+		wait(time.Minute)
+		if p := b.probed(); len(p) < 5 || len(p) > 7 {
+			t.Errorf("while it is awake it is probed at %v", p)
+		}
+		activate(t, h) // of one that is awake does nothing
+		if n := strings.Count(b.requests(), "/start"); n != 1 {
+			t.Errorf("it was started %d times", n)
+		}
+	})
+}
+
+func TestStartIsRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBox()
+		b.start = 409
+		h := load(t, b.http())
+		wait(0)
+		err := h.Activate(t.Context(), "m")
+		if err == nil || err.Error() != "POST http://box:9000/start answered with status 409 Conflict" {
+			t.Errorf("the error is %v", err)
+		}
+		wantState(t, h, routing.Asleep, "")
+		b.set(func() { b.start = 200; b.starter = func() { b.up = true } })
+		activate(t, h)
+		wait(time.Second)
+		wantState(t, h, routing.Serving, "")
+	})
+}
+
+func TestNoticesWhoFallsAsleep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBox()
+		b.up = true
+		h := load(t, b.http())
+		wait(time.Second)
+
+		b.set(func() { b.health = 503 })
+		wait(11 * time.Second) // two probes
+		b.set(func() { b.health = 200 })
+		wait(11 * time.Second)
+		wantState(t, h, routing.Serving, "")
+
+		b.set(func() { b.health = 503 })
+		wait(12 * time.Second)
+		wantState(t, h, routing.Asleep, "503")
+		b.set(func() { b.health = 200 }) // somebody else wakes it
+		wait(11 * time.Second)
+		wantState(t, h, routing.Serving, "")
+
+		b.set(func() { b.up = false })
+		wait(10 * time.Second)
+		wantState(t, h, routing.Asleep, "connection refused")
+	})
+}
+
+func TestIdleIsStopped(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBox()
+		b.up, b.dies = true, 3*time.Second
+		b.starter = func() { b.up = true }
+		h := b.http()
+		h.IdleTimeout = new(caddy.Duration(time.Minute))
+		load(t, h)
+		wait(30 * time.Second)
+		one, two := h.Use("m"), h.Use("m")
+		wait(time.Hour)
+		one()
+		wait(time.Hour)
+		two()
+		wait(59 * time.Second)
+		wantState(t, h, routing.Serving, "")
+		if got := b.requests(); got != "" {
+			t.Errorf("it was asked %q", got)
+		}
+		wait(1500 * time.Millisecond)
+		wantState(t, h, routing.Asleep, "being stopped")
+
+		// It still answers, and is to be awake again.
+		done := h.Use("m")
+		activate(t, h)
+		wait(time.Second)
+		wantState(t, h, routing.Serving, "")
+		if got, want := b.requests(), "POST /stop\nPOST /start"; got != want {
+			t.Errorf("it was asked %q, want %q", got, want)
+		}
+		wait(time.Hour)
+		wantState(t, h, routing.Serving, "")
+		done()
+		wait(2 * time.Minute)
+		wantState(t, h, routing.Asleep, "connection refused")
+	})
+}
+
+func TestActivateGivesUpWithItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBox()
+		b.up, b.dies = true, 20*time.Second
+		h := b.http()
+		h.IdleTimeout = new(caddy.Duration(time.Minute))
+		load(t, h)
+		wait(time.Minute + time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := h.Activate(ctx, "m"); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("the error is %v", err)
+		}
+	})
+}
+
+// One that does not stop serves on, and is told again after as long.
+func TestDoesNotStop(t *testing.T) {
+	for _, tt := range []struct {
+		stop int
+		dies time.Duration
+	}{{500, 0}, {200, time.Hour}} {
+		synctest.Test(t, func(t *testing.T) {
+			b := newBox()
+			b.up, b.stop, b.dies = true, tt.stop, tt.dies
+			h := b.http()
+			h.IdleTimeout = new(caddy.Duration(time.Minute))
+			load(t, h)
+			wait(100 * time.Second)
+			wantState(t, h, routing.Serving, "")
+			wait(70 * time.Second)
+			if got := b.requests(); got != "POST /stop\nPOST /stop" {
+				t.Errorf("it was asked %q", got)
+			}
+			wait(2 * time.Hour) // the timers
+		})
+	}
+}
+
+func TestNeverStopped(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBox()
+		b.up = true
+		h := b.http()
+		h.IdleTimeout = new(caddy.Duration)
+		load(t, h)
+		wait(24 * time.Hour)
+		wantState(t, h, routing.Serving, "")
+	})
+}
+
+// A reload forgets nothing, and its options hold; if it fails those before do.
+func TestReloadOfHTTP(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBox()
+		b.up = true
+		one := load(t, b.http())
+		wait(time.Second)
+		done := one.Use("m")
+
+		failing := b.http()
+		failing.IdleTimeout = new(caddy.Duration(time.Second))
+		load(t, failing)
+		wantState(t, failing, routing.Serving, "")
+		unload(t, failing)
+
+		two := b.http()
+		two.IdleTimeout = new(caddy.Duration(30 * time.Second))
+		two.StopRequest.URL += "?two"
+		b.set(func() { b.up = false })
+		load(t, two)
+		wantState(t, two, routing.Serving, "") // known from before
+		b.set(func() { b.up = true })
+		unload(t, one)
+		wait(20 * time.Minute)
+		if got := b.requests(); got != "" {
+			t.Errorf("with a call under way it was asked %q", got)
+		}
+		done()
+		wait(time.Minute)
+		if got := b.requests(); got != "POST /stop?two" {
+			t.Errorf("it was asked %q", got)
+		}
+		unload(t, two)
+		b.probed()
+		wait(time.Hour)
+		if p := b.probed(); len(p) > 0 {
+			t.Errorf("it is probed at %v when no configuration has it", p)
+		}
+	})
+}
+
+// One that does not wake by the old start request may do so by the new.
+func TestReloadChangesTheStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBox()
+		one := load(t, b.http())
+		activate(t, one)
+		wait(time.Second)
+		same := load(t, b.http())
+		if s, _ := same.State(); s.Substage != "starting" {
+			t.Errorf("with the same request it is %+v", s)
+		}
+		unload(t, one)
+		other := b.http()
+		other.StartRequest.URL += "?other"
+		load(t, other)
+		unload(t, same)
+		if s, _ := other.State(); s.Phase != routing.Asleep || s.Substage != "" {
+			t.Errorf("with another it is %+v", s)
+		}
+		b.set(func() { b.starter = func() { b.up = true } })
+		activate(t, other)
+		wait(time.Second)
+		wantState(t, other, routing.Serving, "")
+		if got, want := b.requests(), "POST /start\nPOST /start?other"; got != want {
+			t.Errorf("it was asked %q, want %q", got, want)
+		}
+	})
+}
+
+func TestValidateAsksNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBox()
+		h := b.http()
+		if err := h.Provision(caddy.Context{Context: context.Background()}); err != nil {
+			t.Fatal(err)
+		}
+		wait(time.Hour)
+		unload(t, h)
+		unload(t, h) // Caddy may do so twice
+		if len(b.probed()) > 0 {
+			t.Error("it is probed")
+		}
+	})
+}
