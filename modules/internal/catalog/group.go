@@ -76,7 +76,7 @@ func newGroup(label string, mode GroupMode, members []*Model, rec *metrics.Group
 // nothing is counted.
 func (g *Group) Pick(keys routing.Keys, dry bool) (m *Model, counted *atomic.Int64) {
 	ready, cut := g.ready()
-	outcome := ""
+	var outcome string
 	switch {
 	case len(ready) == 0:
 		m, outcome = g.Members[0], metrics.GroupNoReady
