@@ -102,7 +102,7 @@ func matcher(namespace string, s labels.Selector) func(metav1.Object) bool {
 func (c *Cluster) endpoints(e *Endpoints, at Where, r schema.GroupVersionResource, key string) *Endpoints {
 	e.c, e.where = c, at
 	e.objects = make(map[types.NamespacedName]metav1.Object)
-	e.models = []routing.Model{{}}
+	e.models = modelOf(nil)
 	e.changed = make(chan struct{})
 	namespace := at.Namespace
 	if at.Wide {
@@ -197,9 +197,21 @@ func (e *Endpoints) flush() {
 	}
 	e.settled = settled
 	if !same {
-		e.models = []routing.Model{{Endpoints: specs}}
+		e.models = modelOf(specs)
 	}
 	e.announce()
+}
+
+// asleep is what is known of a model that has no endpoint: it may be scaled to
+// zero, and calls are to wait.
+var asleep = &routing.Traits{State: routing.State{Phase: routing.Asleep}}
+
+func modelOf(specs []routing.Spec) []routing.Model {
+	m := routing.Model{Endpoints: specs}
+	if len(specs) == 0 {
+		m.Traits = asleep
+	}
+	return []routing.Model{m}
 }
 
 // announce tells those who wait for a change. Called with e.mu held.

@@ -41,7 +41,9 @@ type Model struct {
 
 	Endpoints []Spec
 
-	// Traits is what else the source knows, nil if that is nothing.
+	// Traits is what else the source knows, nil if that is nothing. Of the
+	// traits of a model's block only the State counts, while there is no
+	// endpoint.
 	Traits *Traits
 }
 

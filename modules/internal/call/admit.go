@@ -108,6 +108,9 @@ func (c *Call) refusalOf(err error) error {
 	case errors.Is(err, queue.ErrFull):
 		return refusal.QueueFull(c.asked, q.RetryAfter())
 	case errors.Is(err, queue.ErrTimeout):
+		if m := c.model.Latest(); m != nil && m.Activator == nil && m.State.Phase == routing.Asleep {
+			return refusal.NotReady(c.asked, "it has no endpoint")
+		}
 		return refusal.QueueTimeout(c.asked)
 	case errors.Is(err, queue.ErrGone):
 		return refusal.Gone(c.asked)

@@ -259,6 +259,9 @@ func (c *Catalog) declared(t, prev *Table, d *Declaration, found []routing.Model
 	for _, m := range found {
 		endpoints = append(endpoints, m.Endpoints...)
 		from.found = append(from.found, m.Endpoints)
+		if m.Traits != nil {
+			from.traits = m.Traits
+		}
 	}
 	old := prev.model(d.Name)
 	if old != nil && old.from.equal(&from) {
@@ -269,6 +272,9 @@ func (c *Catalog) declared(t, prev *Table, d *Declaration, found []routing.Model
 		Name: d.Name, Aliases: d.Aliases, Adapters: d.Adapters, Groups: d.Groups, Priority: d.Priority,
 		Strategy: d.Strategy, StrategyName: d.StrategyName,
 		Policy: d.Policy, Activator: d.Activator, State: from.state, from: from,
+	}
+	if from.traits != nil && m.State.Phase == routing.Serving && len(endpoints) == 0 && d.Service == nil {
+		m.State = from.traits.State // of one that has nothing else to go to
 	}
 	c.finish(m, old, d.Service, endpoints)
 	t.add(m)
