@@ -77,6 +77,7 @@ type Queue struct {
 
 // A waiter is one call that waits.
 type waiter struct {
+	at   *list.Element
 	turn chan struct{} // gets the turn; holds one
 	has  bool          // has the turn
 	end  chan error    // why it does not wait any longer; holds one
@@ -159,9 +160,9 @@ func (q *Queue) join(first bool) (*waiter, error) {
 		t.Metrics.QueueRejected()
 		return nil, ErrFull
 	case first:
-		q.waiters.PushFront(w)
+		w.at = q.waiters.PushFront(w)
 	default:
-		q.waiters.PushBack(w)
+		w.at = q.waiters.PushBack(w)
 	}
 	t.Metrics.Queued()
 	q.resized()
@@ -179,12 +180,7 @@ func refuses(p routing.Phase) bool {
 func (q *Queue) leave(w *waiter) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for e := q.waiters.Front(); e != nil; e = e.Next() {
-		if e.Value == w {
-			q.waiters.Remove(e)
-			break
-		}
-	}
+	q.waiters.Remove(w.at)
 	if w.has {
 		q.turn = false
 		q.poke()
