@@ -35,6 +35,7 @@ type instance struct {
 
 	strategy     routing.Strategy
 	strategyName string
+	naming       sync.Mutex
 	named        map[[2]string]routing.Strategy // see strategyOf
 	unload       []context.CancelFunc           // unloads those
 	catalog      *catalog.Catalog
@@ -138,6 +139,9 @@ func (a *App) declare(ctx caddy.Context, m *Model) (d catalog.Declaration, err e
 	}
 	if d.Activator, err = a.loadActivator(ctx, m); err != nil {
 		return d, err
+	}
+	if _, knows := d.Activator.(routing.Watcher); d.Activator != nil && !knows && len(d.Sources) == 0 {
+		return d, errors.New("activate: that a model sleeps shows by its endpoints; write where they are, such as: endpoints models/qwen3-8b")
 	}
 	if m.Service != "" {
 		spec, err := sources.ParseAddress(m.Service)

@@ -59,6 +59,7 @@ func newState() (caddy.Destructor, error) {
 // last configuration may still be under way.
 func (s *state) Destruct() error {
 	s.cancel()
+	s.lanes.Close() // nobody says any more how things stand
 	return nil
 }
 

@@ -48,6 +48,8 @@ func ParseStrategy(d *caddyfile.Dispenser) (json.RawMessage, error) {
 // options as name=value pairs. Models that ask for the same share it.
 func (a *App) strategyOf(name, options string) (routing.Strategy, error) {
 	key := [2]string{name, options}
+	a.naming.Lock()
+	defer a.naming.Unlock()
 	if s, ok := a.named[key]; ok {
 		return s, nil
 	}

@@ -3,6 +3,7 @@ package app
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -103,7 +104,9 @@ func (b *Backoff) Check() error {
 	switch {
 	case b.Retries < 1:
 		return fmt.Errorf("%d retries; write 1 or more, or leave backoff out", b.Retries)
-	case initial < 0 || most < initial:
+	case initial < 0, most < 0:
+		return errors.New("a pause is negative; leave it out for its default")
+	case most < initial:
 		return fmt.Errorf("the longest pause, %s, is below the initial %s; write them the other way round", most, initial)
 	}
 	return nil

@@ -4,6 +4,7 @@
 package gateway
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"io"
@@ -133,7 +134,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	}
 	w.Header().Set(call.RequestIDHeader, c.RequestID())
 	if err := c.Resolve(r, h.catalog); err != nil {
-		if h.mayPass(err) {
+		if h.mayPass(c, err) {
 			return h.pass(w, r, c, next, err, &result)
 		}
 		return h.refuse(w, r, c, err)
@@ -177,7 +178,8 @@ func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, c *call.Call, e
 		status = rej.Status
 	}
 	ref, ok := errors.AsType[*refusal.Refusal](err)
-	if !ok {
+	left := errors.Is(err, context.Canceled)
+	if !ok && !left {
 		if ref = unreadable(err); ref == nil {
 			status = metrics.StatusClientClosed
 			ref = refusal.BadRequest("invalid_body", "the request's body broke off")
@@ -186,6 +188,11 @@ func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, c *call.Call, e
 	m := metrics.Unknown()
 	if c.Model() != nil {
 		m = c.Model().Metrics
+	}
+	if left { // while it waited
+		m.Refused(metrics.StatusClientClosed)
+		w.WriteHeader(statusClientClosed)
+		return nil
 	}
 	m.Refused(status)
 	if c.Unread(r) && r.ProtoMajor == 1 {
@@ -234,6 +241,8 @@ func unreadable(err error) *refusal.Refusal {
 		return refusal.TooLarge(0)
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return refusal.Timeout()
+	case errors.Is(err, context.DeadlineExceeded): // of another handler
+		return refusal.Upstream(http.StatusGatewayTimeout)
 	}
 	return nil
 }

@@ -14,9 +14,9 @@ import (
 
 // mayPass reports whether a request that asks for no known model may be meant
 // for a proxy that does not care: one to a Kubernetes Service.
-func (h *Handler) mayPass(err error) bool {
-	_, refused := errors.AsType[*refusal.Refusal](err)
-	return refused && !h.Operations && h.app.ProxiesServices()
+func (h *Handler) mayPass(c *call.Call, err error) bool {
+	ref, refused := errors.AsType[*refusal.Refusal](err)
+	return refused && ref.Unresolved && c.Model() == nil && !h.Operations && h.app.ProxiesServices()
 }
 
 // pass hands on such a request. If nobody takes it, it is refused for the cause.

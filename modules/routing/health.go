@@ -22,19 +22,31 @@ const (
 // Pick has a strategy pick from s: among the fit endpoints, or else among the
 // busy ones as well, or else among all that were not tried, because a call is
 // not refused for what is thought of an endpoint's health. It rather waits for
-// one that is fit and has no room than go to one that is not.
+// one that has no room than go to one that is ejected.
 func Pick(strategy Strategy, req *Request, s *Snapshot) Decision {
 	d := strategy.Pick(req, s)
-	t := s
-	for d.Lease == nil && s.Len() > 0 {
-		if d.Full = t.crowded(req); d.Full || t.tolerated == Ejected {
-			break
+	if d.Lease == nil && s.limited { // one may have had no room just then
+		d = strategy.Pick(req, s.again(s.tolerated))
+	}
+	for level := s.tolerated + 1; d.Lease == nil && level <= Ejected && s.Len() > 0; level++ {
+		if level == Ejected && s.Tolerating(Busy).crowded(req) {
+			d.Full = true
+			return d
 		}
-		t = t.Tolerating(t.tolerated + 1)
-		t.sameTurn = true
-		d = strategy.Pick(req, t)
+		d = strategy.Pick(req, s.again(level))
+	}
+	if d.Lease == nil {
+		d.Full = s.Tolerating(Ejected).crowded(req)
 	}
 	return d
+}
+
+// again returns s for one more look in the same turn, at endpoints with this
+// level of health as well.
+func (s *Snapshot) again(level Level) *Snapshot {
+	t := s.Tolerating(level)
+	t.sameTurn = true
+	return t
 }
 
 // Tolerating returns a snapshot like s in which endpoints with this level of

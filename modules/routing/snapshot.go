@@ -126,7 +126,22 @@ func (s *Snapshot) crowded(req *Request) bool {
 		return false
 	}
 	for i := range s.endpoints {
-		if s.endpoints[i].MaxInflight > 0 && s.eligible(req, i) {
+		if s.full(i) && s.eligible(req, i) {
+			return true
+		}
+	}
+	return false
+}
+
+// HasRoom reports whether an endpoint could take a call, and be picked for one
+// that was not tried before.
+func (s *Snapshot) HasRoom() bool {
+	t, none := s.Tolerating(Busy), new(Request)
+	if !t.crowded(none) {
+		t = s.Tolerating(Ejected)
+	}
+	for i := range t.endpoints {
+		if t.usable(none, i) {
 			return true
 		}
 	}

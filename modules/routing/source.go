@@ -138,7 +138,7 @@ func (p Phase) String() string {
 }
 
 // An Activator wakes models that sleep. Its methods may be called at any time
-// and from any goroutine.
+// and from any goroutine. It is a pointer, or comparable otherwise.
 //
 // One that has models stay awake while they are used is a [Keeper] too, one
 // that tells others how many calls wait a [Herald], and one that finds out by

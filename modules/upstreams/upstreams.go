@@ -96,6 +96,7 @@ func (u *Upstreams) GetUpstreams(r *http.Request) ([]*reverseproxy.Upstream, err
 			err = c.Admit(r.Context())
 		}
 		if err != nil {
+			c.GiveUp()      // the proxy asks again
 			return nil, nil //nolint:nilerr // no model, no upstream: the proxy answers 503
 		}
 	}

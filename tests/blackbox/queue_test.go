@@ -6,7 +6,9 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -334,5 +336,91 @@ func TestRetriesWaitToo(t *testing.T) {
 			t.Errorf("call %d: %s", i, res)
 		}
 	}
+	g.WaitIdle(t)
+}
+
+// A proxy composed by hand asks for an upstream again when it got none: a call
+// that is refused stays refused.
+func TestRefusedCallsOfAComposedSite(t *testing.T) {
+	t.Parallel()
+	p := newPaced(t, 1)
+	g := harness.Start(t, harness.Config{
+		Flexinfer: capped(1, p.ups...) + "queue {\n\tmax_size 1\n}",
+		Site:      "reverse_proxy {\n\tdynamic flexinfer\n\tlb_policy flexinfer\n\ttransport flexinfer\n}",
+	})
+	send := func(i int, status chan<- int) {
+		res, err := g.Try(t.Context(), http.MethodPost, "/v1/chat/completions", chat(strconv.Itoa(i)))
+		if err != nil {
+			t.Error(err)
+			status <- 0
+			return
+		}
+		status <- res.Status
+	}
+	served := make(chan int, 2)
+	go send(0, served)
+	harness.Eventually(t, harness.Patience, "one is under way", func() bool { return len(p.arrived()) == 1 })
+	go send(1, served)
+	queued(t, g, 1)
+	for i := range 3 {
+		refused := make(chan int, 1)
+		send(2+i, refused)
+		if status := <-refused; status != http.StatusServiceUnavailable {
+			t.Errorf("a call too many: %d", status)
+		}
+	}
+	p.step(t, 2)
+	for range 2 {
+		if status := <-served; status != http.StatusOK {
+			t.Errorf("a call that waits: %d", status)
+		}
+	}
+	if n := len(p.arrived()); n != 2 {
+		t.Errorf("%d calls were sent", n)
+	}
+}
+
+// A retry that has to wait for its endpoint does not hold up calls that could go
+// to another.
+func TestRetriesHoldNobodyUp(t *testing.T) {
+	t.Parallel()
+	p := newPaced(t, 1)
+	var refused atomic.Int64
+	other := harness.NewUpstream(t, func(x *harness.Exchange) {
+		switch body := string(x.Body); {
+		case strings.Contains(body, "refuse me"):
+			refused.Add(1)
+			x.Respond(503, "application/json", "{}")
+			return
+		case body == chat("0"):
+			x.Respond(503, "application/json", "{}")
+			return
+		}
+		harness.Answer(x)
+	})
+	g := harness.Start(t, harness.Config{Flexinfer: capped(1, p.ups[0], other)})
+	c := newCalls(t, g)
+	c.begin(t.Context(), 0)
+	harness.Eventually(t, harness.Patience, "one is under way", func() bool { return len(p.arrived()) == 1 })
+	done := make(chan *harness.Response, 1)
+	go func() {
+		res, err := g.Try(t.Context(), http.MethodPost, "/v1/chat/completions", chat("refuse me"))
+		if err != nil {
+			t.Error(err)
+		}
+		done <- res
+	}()
+	harness.Eventually(t, harness.Patience, "the retry waits", func() bool { return refused.Load() == 1 })
+	queued(t, g, 1)
+	for i := range 5 {
+		if res := g.Post(t, "/v1/chat/completions", chat("another "+strconv.Itoa(i))); res.Status != http.StatusOK {
+			t.Errorf("a call that could go: %s", res)
+		}
+	}
+	p.step(t, 2)
+	if res := <-done; res == nil || res.Status != http.StatusOK {
+		t.Errorf("the retry: %v", res)
+	}
+	c.wait()
 	g.WaitIdle(t)
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/metrics"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/queue"
@@ -40,28 +41,30 @@ func (r *Rejection) Unwrap() error { return r.Refusal }
 // error is a [Rejection], a [refusal.Refusal] or that of ctx.
 func (c *Call) Admit(ctx context.Context) error {
 	m := c.model
-	if len(m.ServePaths) > 0 && !slices.ContainsFunc(m.ServePaths, func(p string) bool { return strings.HasPrefix(c.path, p) }) {
-		return &Rejection{refusal.NotServed(c.asked, c.path), metrics.StatusUnsupported}
+	if err := c.mayWait(); err != nil {
+		c.gaveUp = true
+		return err
 	}
-	if m.Lane == nil {
-		return nil
-	}
-	if len(m.Groups) > 0 && c.counted == nil {
+	if m.Lane != nil && len(m.Groups) > 0 && !c.isCounted() {
 		c.counts(m.Enter())
 	}
 	if !m.Waits() {
 		return nil
 	}
-	if err := c.mayWait(); err != nil {
-		return err
+	err := c.refusalOf(m.Queue().Enter(ctx, false, c.prime))
+	if err != nil {
+		c.gaveUp, c.refused = true, time.Now()
 	}
-	return c.refusalOf(m.Queue().Enter(ctx, false, c.prime))
+	return err
 }
 
-// mayWait returns why the call may not wait for its model, if it would have
-// to, nil if it may.
+// mayWait returns why the model is not for this call, or why the call may not
+// wait for it, if it would have to; nil if neither is so.
 func (c *Call) mayWait() error {
 	m := c.model
+	if len(m.ServePaths) > 0 && !slices.ContainsFunc(m.ServePaths, func(p string) bool { return strings.HasPrefix(c.path, p) }) {
+		return &Rejection{refusal.NotServed(c.asked, c.path), metrics.StatusUnsupported}
+	}
 	if !m.Waits() {
 		return nil
 	}
@@ -79,23 +82,26 @@ func (c *Call) mayWait() error {
 
 // prime gives the call the endpoint of its first attempt, or its next, if
 // there is room on one.
-func (c *Call) prime() bool {
+func (c *Call) prime() queue.Try {
 	m := c.model.Latest()
 	if m == nil {
-		return false // the queue knows
+		return queue.Full // the queue knows
 	}
 	c.model = m
 	d := c.pick(m.Snapshot)
 	if d.Full {
 		c.decision = d
-		return false
+		if m.Snapshot.HasRoom() {
+			return queue.Held
+		}
+		return queue.Full
 	}
-	c.take(d)
+	lease := c.take(d)
 	c.primed = true
-	if k, ok := m.Activator.(routing.Keeper); ok && !c.background && c.attempts <= 1 {
+	if k, ok := m.Activator.(routing.Keeper); ok && !c.background && lease != nil && !c.isUsed() {
 		c.uses(k.Use(m.Name))
 	}
-	return true
+	return queue.Went
 }
 
 // refusalOf returns what to answer if the queue gives the call no turn.
@@ -139,6 +145,18 @@ func (c *Call) freed(lease *routing.Lease) {
 	if lease != nil {
 		c.set.Lanes.Poke()
 	}
+}
+
+func (c *Call) isCounted() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.counted != nil
+}
+
+func (c *Call) isUsed() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.used != nil
 }
 
 // counts notes a counter of calls that has this one in it, until it ends.

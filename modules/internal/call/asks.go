@@ -11,12 +11,16 @@ import (
 )
 
 // Queued returns the time between the call's being admitted and its first
-// attempt, 0 if there was none.
+// attempt, or the end of its wait if it waited in vain; 0 if it did neither.
 func (c *Call) Queued() time.Duration {
-	if c.dialled.IsZero() || c.admitted.IsZero() {
+	end := c.dialled
+	if end.IsZero() {
+		end = c.refused
+	}
+	if end.IsZero() || c.admitted.IsZero() {
 		return 0
 	}
-	return c.dialled.Sub(c.admitted)
+	return end.Sub(c.admitted)
 }
 
 // Dialled returns the time at which the first attempt began.

@@ -67,6 +67,11 @@ func (c *Call) next(ctx context.Context) *routing.Lease {
 // current returns the call's model as it is known now: its endpoints may be
 // others than those at the time of the last attempt.
 func (c *Call) current() *catalog.Model {
+	if c.model.Lane != nil {
+		if m := c.model.Latest(); m != nil { // of a newer configuration, perhaps
+			return m
+		}
+	}
 	if m := c.catalog.Table().Model(c.model.Name); m != nil {
 		return m
 	}

@@ -127,6 +127,7 @@ type Call struct {
 	stale, fresh bool            // see Stale and WantsFresh
 	held         *http.Response  // see Hold
 	admitted     time.Time       // when it was found fit to be passed on
+	refused      time.Time       // when it was, after all, since it waited in vain
 	dialled      time.Time       // when the first attempt began
 	bound        responses.Place // what the request follows up
 	boundID      string          // of the answer
@@ -190,6 +191,7 @@ func Join(r *http.Request, set *Settings) *Call {
 
 func begin(r *http.Request, set *Settings) *Call {
 	c := &Call{set: set, started: time.Now(), method: r.Method, header: r.Header, path: r.URL.Path, length: -1}
+	c.background = isBackground(r.Header)
 	// In place, so that whoever holds r already sees the same context.
 	*r = *r.WithContext(context.WithValue(r.Context(), contextKey{}, c))
 	return c

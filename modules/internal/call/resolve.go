@@ -47,7 +47,6 @@ func (c *Call) Resolve(r *http.Request, cat *catalog.Catalog) error {
 	}
 	t := cat.Table()
 	c.catalog, c.path = cat, r.URL.Path
-	c.background = isBackground(r.Header)
 	if ref := checkPath(r.URL.Path); ref != nil {
 		return ref
 	}

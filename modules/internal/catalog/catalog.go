@@ -164,6 +164,9 @@ func (c *Catalog) Close() {
 	}
 	c.closed = true
 	c.table.Load().retire(nil)
+	if c.cfg.Lanes != nil {
+		c.cfg.Lanes.drop(c.table.Load())
+	}
 	for _, m := range c.recorded {
 		m.Release()
 	}
@@ -273,8 +276,14 @@ func (c *Catalog) declared(t, prev *Table, d *Declaration, found []routing.Model
 		Strategy: d.Strategy, StrategyName: d.StrategyName,
 		Policy: d.Policy, Activator: d.Activator, State: from.state, from: from,
 	}
-	if from.traits != nil && m.State.Phase == routing.Serving && len(endpoints) == 0 && d.Service == nil {
-		m.State = from.traits.State // of one that has nothing else to go to
+	if m.State.Phase == routing.Serving && len(endpoints) == 0 {
+		_, knows := d.Activator.(routing.Watcher)
+		switch {
+		case d.Activator != nil && !knows:
+			m.State.Phase = routing.Asleep
+		case from.traits != nil && d.Service == nil:
+			m.State = from.traits.State // of one that has nothing else to go to
+		}
 	}
 	c.finish(m, old, d.Service, endpoints)
 	t.add(m)
@@ -335,9 +344,6 @@ func (c *Catalog) finish(m, old *Model, service *routing.Spec, endpoints []routi
 		m.limited = m.limited || endpoints[i].MaxInflight > 0
 	}
 	m.Snapshot = c.snapshot(m, old, service, endpoints)
-	if m.Activator != nil && m.State.Phase == routing.Serving && m.Snapshot.Len() == 0 && service == nil {
-		m.State.Phase = routing.Asleep
-	}
 	if c.cfg.Lanes != nil {
 		m.Lane = c.cfg.Lanes.of(m.Name)
 	}

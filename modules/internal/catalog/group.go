@@ -179,7 +179,6 @@ func (g *Group) lightest(ready []*Model, dry bool) (*Model, *atomic.Int64) {
 			return best, nil
 		}
 		if best.Lane.calls.CompareAndSwap(seen, seen+1) {
-			best.Metrics.Reserved()
 			return best, &best.Lane.calls
 		}
 	}

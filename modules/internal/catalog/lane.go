@@ -50,25 +50,44 @@ func (l *Lanes) Serve(c *Catalog) {
 	l.update(c, c.Table())
 }
 
-// update tells the lanes what the table t of c says, if they serve c.
+// update tells the lanes what the table t of c says, if they serve c. Lanes that
+// no catalog has served yet belong to one that is still being set up.
 func (l *Lanes) update(c *Catalog, t *Table) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.live != c || c.Table() != t {
 		return
 	}
-	for name, lane := range l.m {
-		m := t.byName[name]
-		if m != nil && m.Lane == lane {
-			if lane.latest.Swap(m) != m {
-				lane.queue.Set(m.target())
-			}
-			continue
+	for _, m := range t.models {
+		if other := l.m[m.Name]; other != nil && other != m.Lane {
+			other.end()
 		}
-		lane.latest.Store(nil)
-		lane.queue.Set(nil)
-		if m == nil {
+		l.m[m.Name] = m.Lane
+		if m.Lane.latest.Swap(m) != m {
+			m.Lane.queue.Set(m.target())
+		}
+	}
+	for name, lane := range l.m {
+		if t.byName[name] == nil && lane.latest.Load() != nil {
+			lane.end()
 			delete(l.m, name)
+		}
+	}
+}
+
+// end says that the lane's model is not there any more.
+func (l *Lane) end() {
+	l.latest.Store(nil)
+	l.queue.Set(nil)
+}
+
+// drop forgets the lanes of a catalog that never served.
+func (l *Lanes) drop(t *Table) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, m := range t.models {
+		if m.Lane != nil && m.Lane.latest.Load() == nil && l.m[m.Name] == m.Lane {
+			delete(l.m, m.Name)
 		}
 	}
 }

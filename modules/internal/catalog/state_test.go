@@ -8,6 +8,11 @@ import (
 	"github.com/flexinfer/caddy-flexinfer/modules/routing"
 )
 
+// teller is an activator that knows nothing of its model's state.
+type teller struct{}
+
+func (teller) Activate(context.Context, string) error { return nil }
+
 // waker is an activator that knows its model's state.
 type waker struct{ state routing.State }
 
@@ -41,7 +46,9 @@ func TestStateOfADeclaredModel(t *testing.T) {
 		"none, but a service":         {Declaration{Sources: []routing.Source{block(traits(routing.Asleep))}, Service: &service}, routing.Serving, false},
 		"the activator's word":        {Declaration{Sources: []routing.Source{block(nil, spec("a:1"))}, Activator: waker{inState(routing.Failed, "no")}}, routing.Failed, true},
 		"an activator that is fine":   {Declaration{Sources: []routing.Source{block(nil, spec("a:1"))}, Activator: waker{}}, routing.Serving, true},
-		"an activator without any":    {Declaration{Sources: []routing.Source{block(nil)}, Activator: waker{}}, routing.Asleep, true},
+		"none, and an activator":      {Declaration{Sources: []routing.Source{block(nil)}, Activator: teller{}}, routing.Asleep, true},
+		"the same, and a service":     {Declaration{Sources: []routing.Source{block(nil)}, Service: &service, Activator: teller{}}, routing.Asleep, true},
+		"none, against its word":      {Declaration{Sources: []routing.Source{block(nil)}, Activator: waker{}}, routing.Serving, true},
 	} {
 		tt.d.Name, tt.d.Policy = "m", new(Policy)
 		c := New(Config{Ledger: ledger.New(ledger.Config{}), Lanes: NewLanes(), Models: []Declaration{tt.d}})

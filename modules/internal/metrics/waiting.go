@@ -10,7 +10,7 @@ import (
 const (
 	ActivationScaleUp   = "scale_up"          // nobody could be told to wake it
 	ActivationNotReady  = "ready_timeout"     // it was told to, and did not
-	ActivationCancelled = "context_cancelled" // no call waited any longer
+	ActivationCancelled = "context_cancelled" // no call waited any longer, or the model went
 )
 
 // waiting records how the requests for a model wait.

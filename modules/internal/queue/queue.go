@@ -66,14 +66,29 @@ type Queue struct {
 	waiters list.List // of *waiter
 	closed  bool      // the process ends
 
-	// The head has the turn if turn is set: it tries to go. If again is set
-	// something has changed since it began to.
+	// One has the turn if turn is set, the head as a rule: it tries to go. If
+	// again is set something has changed since it began to.
 	turn, again bool
 
 	known  *Target       // the last that was not nil: who is told how many wait
 	waking *waking       // the attempt to wake the model, nil if there is none
 	woke   time.Duration // how long the last took that succeeded
 }
+
+// A Try is what comes of a call's attempt to go.
+type Try uint8
+
+// The outcomes.
+const (
+	// Full: there is no room, for this call or for another.
+	Full Try = iota
+
+	// Held: there is none where this call has to go. Another may find some.
+	Held
+
+	// Went: it has found an endpoint.
+	Went
+)
 
 // A waiter is one call that waits.
 type waiter struct {
@@ -96,15 +111,16 @@ func New(model string) *Queue { return &Queue{model: model} }
 func (q *Queue) Len() int { return int(q.length.Load()) }
 
 // Enter returns nil when the call may go: when try has reported that it found
-// an endpoint. Calls go in the order in which they came, and try is never
-// called by two at a time that wait; one that finds nobody waiting tries at
-// once. A call that is tried again goes before those that wait.
-func (q *Queue) Enter(ctx context.Context, again bool, try func() bool) error {
+// an endpoint. Calls go in the order in which they came, but for those that are
+// held, and try is never called by two at a time that wait; one that finds
+// nobody waiting tries at once. A call that is tried again goes before those
+// that wait.
+func (q *Queue) Enter(ctx context.Context, again bool, try func() Try) error {
 	t := q.target.Load()
 	if t == nil {
 		return ErrGone
 	}
-	if (again || q.length.Load() == 0) && t.State.Phase == routing.Serving && try() {
+	if (again || q.length.Load() == 0) && t.State.Phase == routing.Serving && try() == Went {
 		return nil
 	}
 	begun := time.Now()
@@ -121,10 +137,14 @@ func (q *Queue) Enter(ctx context.Context, again bool, try func() bool) error {
 	for {
 		select {
 		case <-w.turn:
-			if q.serving() && try() {
+			did := Full
+			if q.serving() {
+				did = try()
+			}
+			if did == Went {
 				return nil
 			}
-			q.yield(w)
+			q.yield(w, did == Held)
 		case err := <-w.end:
 			// The one that had the model woken waits for just as long as
 			// that may take.
@@ -186,7 +206,7 @@ func (q *Queue) leave(w *waiter) {
 		q.poke()
 	}
 	q.resized()
-	if q.waiters.Len() == 0 && q.waking != nil {
+	if q.waiters.Len() == 0 && q.waking != nil && !q.serving() {
 		q.waking.cancel()
 	}
 }
@@ -209,13 +229,17 @@ func (t *Target) announce(model string, n int) {
 	}
 }
 
-// yield gives the turn back, unless something has changed meanwhile.
-func (q *Queue) yield(w *waiter) {
+// yield gives the turn back: to the head if something has changed meanwhile, or
+// to the next in the queue if it is only this call that is held.
+func (q *Queue) yield(w *waiter, held bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	w.has, q.turn = false, false
-	if q.again {
+	switch {
+	case q.again:
 		q.poke()
+	case held:
+		q.give(w.at.Next())
 	}
 }
 
@@ -236,7 +260,12 @@ func (q *Queue) poke() {
 		return
 	}
 	q.again = false
-	if e := q.waiters.Front(); e != nil {
+	q.give(q.waiters.Front())
+}
+
+// give gives the turn to a waiter; nil if there is none. The caller holds mu.
+func (q *Queue) give(e *list.Element) {
+	if e != nil {
 		w := e.Value.(*waiter)
 		q.turn, w.has = true, true
 		w.turn <- struct{}{}

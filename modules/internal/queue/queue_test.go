@@ -65,29 +65,29 @@ func (b *bench) set(change func(*Target)) {
 func (b *bench) phase(p routing.Phase) { b.set(func(t *Target) { t.State.Phase = p }) }
 
 // try takes a place if there is room.
-func (b *bench) try() bool {
+func (b *bench) try() Try {
 	if b.trying.Add(1) != 1 {
 		b.t.Error("two calls of the queue try at once")
 	}
 	defer b.trying.Add(-1)
 	if b.room.Load() <= 0 {
-		return false
+		return Full
 	}
 	b.room.Add(-1)
-	return true
+	return Went
 }
 
 // call makes call i, and returns when it waits or has its turn.
 func (b *bench) call(ctx context.Context, i int, again bool) {
 	b.calls.Go(func() {
-		err := b.Enter(ctx, again, func() bool {
-			ok := b.try()
-			if ok {
+		err := b.Enter(ctx, again, func() Try {
+			did := b.try()
+			if did == Went {
 				b.mu.Lock()
 				defer b.mu.Unlock()
 				b.order = append(b.order, i)
 			}
-			return ok
+			return did
 		})
 		if err != nil {
 			b.mu.Lock()
@@ -118,6 +118,7 @@ func (b *bench) went(want ...int) {
 func (b *bench) end() {
 	b.t.Helper()
 	b.calls.Wait()
+	time.Sleep(time.Second) // what wakes the model may be at it still
 	synctest.Wait()
 	if b.Len() != 0 || b.waiting.Load() != 0 || AnyWaits() {
 		b.t.Errorf("%d calls wait, the activator knows of %d, any: %v", b.Len(), b.waiting.Load(), AnyWaits())
@@ -174,6 +175,39 @@ func TestLeavers(t *testing.T) {
 	})
 }
 
+// One that has to go where there is no room does not hold up the others.
+func TestHeld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, routing.Serving)
+		var free atomic.Bool
+		for range 2 {
+			b.calls.Go(func() {
+				if err := b.Enter(t.Context(), false, func() Try {
+					if !free.Load() {
+						return Held
+					}
+					return b.try()
+				}); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		synctest.Wait()
+		b.call(t.Context(), 2, false)
+		b.call(t.Context(), 3, false)
+		b.free(1)
+		b.went(2)
+		b.free(1)
+		b.went(2, 3)
+		if b.Len() != 2 {
+			t.Errorf("%d wait", b.Len())
+		}
+		free.Store(true)
+		b.free(2)
+		b.end()
+	})
+}
+
 func TestFull(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, routing.Serving)
@@ -196,8 +230,10 @@ func TestTimeout(t *testing.T) {
 		b.set(func(t *Target) { t.Timeout, t.ColdStart = time.Second, 3*time.Second })
 		begun := time.Now()
 		b.call(t.Context(), 0, false)
+		b.calls.Wait()
+		took := time.Since(begun)
 		b.end()
-		if took := time.Since(begun); !errors.Is(b.errs[0], ErrTimeout) || took != 3*time.Second {
+		if !errors.Is(b.errs[0], ErrTimeout) || took != 3*time.Second {
 			t.Errorf("%v after %s", b.errs[0], took)
 		}
 	})
@@ -309,9 +345,11 @@ func TestFailedIsTriedAgain(t *testing.T) {
 		b.phase(routing.Failed)
 		begun := time.Now()
 		b.call(t.Context(), 1, false)
+		b.calls.Wait()
+		took := time.Since(begun)
 		b.end()
-		if _, ok := errors.AsType[*StateError](b.errs[1]); !ok || time.Since(begun) != failedFor+time.Millisecond {
-			t.Errorf("%v after %s", b.errs[1], time.Since(begun))
+		if _, ok := errors.AsType[*StateError](b.errs[1]); !ok || took != failedFor+time.Millisecond {
+			t.Errorf("%v after %s", b.errs[1], took)
 		}
 	})
 }
@@ -363,6 +401,37 @@ func TestAnotherActivator(t *testing.T) {
 		}
 		b.phase(routing.Serving)
 		b.end()
+	})
+}
+
+// slow is an activator that returns long after its model serves.
+type slow struct{ err error }
+
+func (s *slow) Activate(ctx context.Context, _ string) error {
+	select {
+	case <-time.After(10 * time.Second):
+	case <-ctx.Done():
+		s.err = ctx.Err()
+	}
+	return s.err
+}
+
+// What wakes a model is not cut off because it was quick, and is not forgotten
+// since nobody waits any more.
+func TestSlowActivator(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, s := newBench(t, routing.Asleep), new(slow)
+		b.set(func(t *Target) { t.Activator = s })
+		b.room.Store(1)
+		b.call(t.Context(), 0, false)
+		time.Sleep(9 * time.Second)
+		b.phase(routing.Serving)
+		b.end()
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		if s.err != nil || b.woke != 10*time.Second {
+			t.Errorf("%v; it took %s", s.err, b.woke)
+		}
 	})
 }
 

@@ -70,6 +70,9 @@ func (q *Queue) run(ctx context.Context, w *waking, t *Target) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.waking = nil
+	if q.serving() {
+		err = nil // whoever had it woken may be gone by now
+	}
 	if err == nil {
 		q.woke = took
 		t.Metrics.Activated(took, true)
@@ -101,9 +104,11 @@ func (q *Queue) activate(ctx context.Context, t *Target) error {
 		}
 		wait := t.Backoff.wait(retry)
 		t.Metrics.ActivationRetried(wait)
+		pause := time.NewTimer(wait)
 		select {
-		case <-time.After(wait):
+		case <-pause.C:
 		case <-ctx.Done():
+			pause.Stop()
 			return q.over(ctx, t)
 		}
 	}

@@ -28,6 +28,9 @@ type Refusal struct {
 
 	// Header holds what else the answer says. It may be nil.
 	Header http.Header
+
+	// Unresolved reports that the request asks for no model that is known.
+	Unresolved bool
 }
 
 // Error implements error.
@@ -39,7 +42,8 @@ func (r *Refusal) Error() string { return r.Message }
 func NoModel() *Refusal {
 	return &Refusal{
 		Status: http.StatusBadRequest, Type: "invalid_request_error", Code: "missing_required_field",
-		Message: "no model named: send it in the body's \"model\", in the header X-Model-ID or in the path /model/<name>/",
+		Message:    "no model named: send it in the body's \"model\", in the header X-Model-ID or in the path /model/<name>/",
+		Unresolved: true,
 	}
 }
 
@@ -47,7 +51,7 @@ func NoModel() *Refusal {
 func UnknownModel(name string) *Refusal {
 	return &Refusal{
 		Status: http.StatusNotFound, Type: "not_found_error", Code: "model_not_found", Param: "model",
-		Message: "the model " + Quote(name) + " does not exist",
+		Message: "the model " + Quote(name) + " does not exist", Unresolved: true,
 	}
 }
 
@@ -65,7 +69,7 @@ func Starting(name string) *Refusal {
 	return &Refusal{
 		Status: http.StatusServiceUnavailable, Type: "service_unavailable_error", Code: "service_unavailable",
 		Message:    "the gateway is starting and does not know the model " + Quote(name) + " yet",
-		RetryAfter: 2 * time.Second,
+		RetryAfter: 2 * time.Second, Unresolved: true,
 	}
 }
 
