@@ -33,7 +33,8 @@ type Model struct {
 	Name string
 
 	// Aliases are other names for the model. One that is the name of
-	// another model stands for that one.
+	// another model stands for that one, unless the source has Traits for
+	// its models.
 	Aliases []string
 
 	// Adapters are the names of its LoRA adapters, which stay in the body.

@@ -238,12 +238,16 @@ func (c *Catalog) build(prev *Table) *Table {
 			listed[i].Endpoints = slices.Concat(listed[i].Endpoints, m.Endpoints)
 		}
 	}
+	for _, m := range t.models {
+		t.declare(m)
+	}
+	declared := len(t.models)
 	for _, m := range listed {
-		if t.byName[m.Name] == nil && m.Name != "" {
+		if _, taken := t.names[m.Name]; !taken && m.Name != "" {
 			c.listed(t, prev, m)
 		}
 	}
-	t.name()
+	t.name(t.models[declared:])
 	for label, members := range t.claims {
 		g := c.labels[label]
 		if g == nil {

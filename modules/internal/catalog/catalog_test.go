@@ -65,7 +65,7 @@ func TestResolve(t *testing.T) {
 	declared := &source{settled: true, models: []routing.Model{served("", "a:1", "b:1")}}
 	tagged := served("llama:latest", "c:1")
 	tagged.Aliases = []string{"llama", "chat", "gpt"}
-	listed := &source{settled: true, models: []routing.Model{served("org/other", "c:1"), served("chat", "c:1"), served("org/other", "d:1"), tagged}}
+	listed := &source{settled: true, models: []routing.Model{served("org/other", "c:1"), served("chat", "c:1"), served("gpt", "c:1"), served("org/other", "d:1"), tagged}}
 	c := New(Config{
 		Ledger: ledger.New(ledger.Config{}),
 		Models: []Declaration{{
@@ -75,6 +75,9 @@ func TestResolve(t *testing.T) {
 		Sources: []routing.Source{listed},
 	})
 	defer c.Close()
+	if n := len(c.Table().Models()); n != 3 {
+		t.Errorf("%d models, want the two that nothing shadows and the declared one", n)
+	}
 	tests := []struct {
 		name, model, adapter string
 		targets              []string
@@ -207,5 +210,23 @@ func TestT5HealthIsKept(t *testing.T) {
 	svc, _ := second.Table().Resolve("svc")
 	if !svc.Model.Snapshot.Service().Health().Healthy() {
 		t.Error("a service has the health of one endpoint")
+	}
+}
+
+// As with FlexInfer, an alias in a cluster comes before a model of that name; in
+// a list of what an upstream has it does not.
+func TestAliasOfAModelsName(t *testing.T) {
+	one, two := served("one", "a:1"), served("two", "b:1")
+	one.Aliases = []string{"two"}
+	for _, tt := range []struct {
+		traits *routing.Traits
+		want   string
+	}{{nil, "two"}, {new(routing.Traits), "one"}} {
+		one.Traits, two.Traits = tt.traits, tt.traits
+		c := New(Config{Ledger: ledger.New(ledger.Config{}), Sources: []routing.Source{&source{models: []routing.Model{two, one}}}, Policy: new(Policy)})
+		if r, _ := c.Table().Resolve("two"); r.Model.Name != tt.want {
+			t.Errorf("two stands for %s, want %s", r.Model.Name, tt.want)
+		}
+		c.Close()
 	}
 }

@@ -22,6 +22,7 @@ func newTable(prev *Table) *Table {
 		n = len(prev.models)
 	}
 	return &Table{
+		names:   make(map[string]Resolved, 2*n),
 		byName:  make(map[string]*Model, n),
 		models:  make([]*Model, 0, n),
 		claims:  make(map[string][]*Model),
@@ -41,25 +42,48 @@ func (t *Table) add(m *Model) {
 	}
 }
 
-// name says what each name stands for: a label before a model's own name, and
-// that before an alias or adapter. Of two models that claim an alias the first
-// has it.
-func (t *Table) name() {
-	t.names = make(map[string]Resolved, 2*len(t.models))
-	for _, m := range t.models {
-		t.names[m.Name] = Resolved{Model: m}
+// declare says that all names of a model that the configuration declares stand
+// for it, whatever sources call theirs.
+func (t *Table) declare(m *Model) {
+	t.names[m.Name] = Resolved{Model: m}
+	t.nickname(m)
+}
+
+// name says what the names of the listed models stand for. A cluster's alias
+// comes before a model of that name, as with FlexInfer; other sources' aliases
+// come after. Of two models that claim an alias the first has it.
+func (t *Table) name(listed []*Model) {
+	for _, m := range listed {
+		if m.from.traits != nil {
+			t.alias(m)
+		}
 	}
-	for _, m := range t.models {
-		for _, a := range m.Aliases {
-			if _, taken := t.names[a]; !taken {
-				t.names[a] = Resolved{Model: m}
-			}
-		}
-		for _, a := range m.Adapters {
-			if _, taken := t.names[a]; !taken {
-				t.names[a] = Resolved{Model: m, Adapter: a}
-			}
-		}
+	for _, m := range listed {
+		t.call(m.Name, Resolved{Model: m})
+	}
+	for _, m := range listed {
+		t.nickname(m)
+	}
+}
+
+// nickname says that the model's aliases and adapters stand for it.
+func (t *Table) nickname(m *Model) {
+	t.alias(m)
+	for _, a := range m.Adapters {
+		t.call(a, Resolved{Model: m, Adapter: a})
+	}
+}
+
+func (t *Table) alias(m *Model) {
+	for _, a := range m.Aliases {
+		t.call(a, Resolved{Model: m})
+	}
+}
+
+// call says what a name stands for that is not taken.
+func (t *Table) call(name string, r Resolved) {
+	if _, taken := t.names[name]; !taken {
+		t.names[name] = r
 	}
 }
 
