@@ -1,6 +1,8 @@
 package kube
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -317,16 +319,25 @@ func TestWakeGPUGroup(t *testing.T) {
 	}
 	wantQueue := func(n string) {
 		t.Helper()
-		harness.Eventually(t, harness.Patience, "the group is told that "+n+" calls wait", func() bool {
+		if !harness.Within(harness.Patience, func() bool {
 			return annotation("queue") == n && (annotation("queue-since") == "") == (n == "")
-		})
+		}) {
+			t.Fatalf("the group is told that %q calls wait since %q, want %q; %v wait",
+				annotation("queue"), annotation("queue-since"), n, queued(t, g, "b"))
+		}
 	}
 	ctx, leave := cancellable(t)
-	for range 3 {
-		go func() { _ = call(g, ctx, chat("b")) }()
+	left := make(chan error, 3)
+	for range cap(left) {
+		go func() { left <- call(g, ctx, chat("b")) }()
 	}
 	wantQueue("3")
 	leave()
+	for range cap(left) {
+		if err := harness.Receive(t, left, "a call has left"); !errors.Is(err, context.Canceled) {
+			t.Errorf("a call that left: %v", err)
+		}
+	}
 	wantQueue("")
 
 	answers := waiting(t, g, "b", 4)
