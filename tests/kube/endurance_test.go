@@ -111,7 +111,7 @@ func TestFaultAddressReused(t *testing.T) {
 	within(t, harness.Patience, g, "a", 2)
 	held := make(chan error, 2)
 	for range 2 {
-		go func() { held <- call(g, t.Context(), chat("a")) }()
+		go func() { held <- call(t.Context(), g, chat("a")) }()
 	}
 	harness.Eventually(t, harness.Patience, "a call is held", func() bool { return gate.Held() == 1 })
 

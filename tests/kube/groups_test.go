@@ -2,14 +2,14 @@ package kube
 
 import (
 	"fmt"
+	"maps"
 	"net/http"
 	"strings"
 	"testing"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
-
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/flexinfer/caddy-flexinfer/tests/harness"
 )
@@ -25,9 +25,7 @@ func claiming(t *testing.T, ns string, annotations map[string]map[string]string,
 		ups[name] = upstream(t)
 		serve(t, ns, name, map[string]string{staticClaim: "other, chat"}, ups[name])
 		own := map[string]string{"flexinfer.ai/routing": "round-robin"}
-		for k, v := range annotations[name] {
-			own[k] = v
-		}
+		maps.Copy(own, annotations[name])
 		create(t, models, ns, name, own, spec(fields{"config": fields{"servedModelName": "engine-" + name}}), ready)
 	}
 	return ups
@@ -173,7 +171,7 @@ func TestGroupColdStart(t *testing.T) {
 	g := discovering(t, kube.Account(t, ns, all...))
 	answers := make(chan error, 5)
 	for range cap(answers) {
-		go func() { answers <- call(g, t.Context(), chat("chat")) }()
+		go func() { answers <- call(t.Context(), g, chat("chat")) }()
 	}
 	wantWoken(t, ns, "b")
 	harness.Eventually(t, harness.Patience, "all calls wait", func() bool { return queued(t, g, "b") == float64(cap(answers)) })
@@ -210,7 +208,7 @@ func TestGroupLeastLoaded(t *testing.T) {
 	const each = 4
 	answers := make(chan error, each*len(ups))
 	for range cap(answers) {
-		go func() { answers <- call(g, t.Context(), chat("chat")) }()
+		go func() { answers <- call(t.Context(), g, chat("chat")) }()
 	}
 	harness.Eventually(t, harness.Patience, "all calls are under way", func() bool { return gate.Held() == cap(answers) })
 	for name, u := range ups {

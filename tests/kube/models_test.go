@@ -3,6 +3,7 @@ package kube
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -186,9 +187,7 @@ func atService(t *testing.T, svc *corev1.Service) *harness.Upstream {
 func spec(more ...fields) fields {
 	s := fields{"backend": "vllm", "source": "HF://org/model"}
 	for _, m := range more {
-		for k, v := range m {
-			s[k] = v
-		}
+		maps.Copy(s, m)
 	}
 	return s
 }

@@ -61,7 +61,7 @@ func loadOn(t *testing.T, g *harness.Gateway, model string, clients int) *load {
 		l.wg.Go(func() {
 			for i := 0; ctx.Err() == nil; i++ {
 				body := fmt.Sprintf(`{"model":%q,"stream":%t,"session_id":"s-%d-%d"}`, model, i%2 == 0, c, i)
-				if err := call(g, t.Context(), body); err != nil {
+				if err := call(t.Context(), g, body); err != nil {
 					l.mu.Lock()
 					l.failed = append(l.failed, err.Error())
 					l.mu.Unlock()
@@ -78,7 +78,7 @@ func loadOn(t *testing.T, g *harness.Gateway, model string, clients int) *load {
 }
 
 // call makes a call and reads the answer to its end.
-func call(g *harness.Gateway, ctx context.Context, body string) error {
+func call(ctx context.Context, g *harness.Gateway, body string) error {
 	res, err := g.Open(ctx, http.MethodPost, "/v1/chat/completions", body)
 	if err != nil {
 		return err

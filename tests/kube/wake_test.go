@@ -329,7 +329,7 @@ func TestWakeGPUGroup(t *testing.T) {
 	ctx, leave := cancellable(t)
 	left := make(chan error, 3)
 	for range cap(left) {
-		go func() { left <- call(g, ctx, chat("b")) }()
+		go func() { left <- call(ctx, g, chat("b")) }()
 	}
 	wantQueue("3")
 	leave()
