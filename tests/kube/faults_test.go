@@ -39,6 +39,14 @@ func TestFaultAPIServerKilled(t *testing.T) {
 		wantEndpoints(t, g, "m", now...)
 		t.Logf("the gateway used %s of a processor meanwhile", g.CPU(t)-before)
 	}
+	// Nor does it matter that it takes its time.
+	l := loadOn(t, g, "m", 2)
+	resume := kube.PauseAPI(t)
+	l.more(t, 100)
+	resume()
+	apply(t, ns, sliceOf("m", "m-a", endpointsAt(u...)...))
+	within(t, recovery, g, "m", 3)
+	l.end(t)
 	if res := g.Get(t, "/readyz"); res.Status != http.StatusOK {
 		t.Errorf("/readyz: %s", res)
 	}

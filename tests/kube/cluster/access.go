@@ -97,15 +97,18 @@ func (a *Account) Token(tb testing.TB) string {
 	return request.Status.Token
 }
 
-// ShortToken returns a token for a shorter time than the API server grants
-// one.
+// leeway is how long after its end the API server takes a token.
+const leeway = time.Minute
+
+// ShortToken returns a token that is taken for a shorter time than the API
+// server grants one for.
 func (a *Account) ShortToken(tb testing.TB, lifetime time.Duration) string {
 	tb.Helper()
 	account, err := a.c.Client.CoreV1().ServiceAccounts(a.Namespace).Get(tb.Context(), a.Name, metav1.GetOptions{})
 	if err != nil {
 		tb.Fatal(err)
 	}
-	now := time.Now()
+	now := time.Now().Add(-leeway)
 	claims, err := json.Marshal(map[string]any{
 		"iss": issuer, "aud": []string{issuer}, "sub": a.User(),
 		"iat": now.Unix(), "nbf": now.Unix(), "exp": now.Add(lifetime).Unix(),
@@ -136,10 +139,12 @@ func (a *Account) Kubeconfig(tb testing.TB) string {
 	return a.c.kubeconfig(tb, config)
 }
 
-// KubeconfigTokenFile is Kubeconfig with the token in a file of its own.
-func (a *Account) KubeconfigTokenFile(tb testing.TB, token string) string {
+// KubeconfigTokenFile is Kubeconfig by way of a relay, with the token in a file
+// of its own.
+func (a *Account) KubeconfigTokenFile(tb testing.TB, r *Relay, token string) string {
 	tb.Helper()
 	config := rest.AnonymousClientConfig(a.c.Config)
+	config.Host = "https://" + r.addr
 	config.BearerTokenFile = token
 	return a.c.kubeconfig(tb, config)
 }
