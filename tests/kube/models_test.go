@@ -95,6 +95,17 @@ func installCRDs(t *testing.T, group string) error {
 			return false
 		})
 	}
+	// It takes a moment longer until the API server tells of them, and a
+	// gateway that asks meanwhile would do without.
+	harness.Eventually(t, harness.Patience, "the API server tells of "+group, func() bool {
+		told := 0
+		for _, version := range []string{"/v1alpha1", "/v1alpha2"} {
+			if list, err := kube.Client.Discovery().ServerResourcesForGroupVersion(group + version); err == nil {
+				told += len(list.APIResources)
+			}
+		}
+		return told == 2*4 // each with its status
+	})
 	return nil
 }
 
