@@ -59,6 +59,42 @@ func TestDiscoveryUnionOfSlicesD1(t *testing.T) {
 	}
 }
 
+// A model that is configured and has no endpoint is one that sleeps, also after
+// a restart: its calls wait and show as demand, and a name that nobody has is
+// refused at once.
+func TestDiscoveryOfNothingYetQ2(t *testing.T) {
+	t.Parallel()
+	ns := kube.Namespace(t)
+	cfg := inCluster(t, kube.Account(t, ns, seeSlices), model("m", "endpoints "+ns+"/m", "cold_start_timeout 1m"))
+	for _, when := range []string{"at first", "after a restart"} {
+		g := harness.Start(t, cfg)
+		harness.Eventually(t, harness.Patience, "the gateway is ready", func() bool {
+			return g.Get(t, "/readyz").Status == http.StatusOK
+		})
+		answer := make(chan *harness.Response, 1)
+		go func() {
+			res, err := g.Try(t.Context(), http.MethodPost, "/v1/chat/completions", chat("m"))
+			if err != nil {
+				t.Error(err)
+			}
+			answer <- res
+		}()
+		harness.Eventually(t, harness.Patience, "a call waits", func() bool {
+			return g.Metrics(t).Value("flexinfer_proxy_queue_depth", "model", "m") == 1
+		})
+		wantRefusal(t, g, "nobody", http.StatusNotFound)
+		if list := g.Get(t, "/v1/models"); !strings.Contains(string(list.Body), `"id":"m"`) {
+			t.Errorf("%s: not listed: %s", when, list)
+		}
+		apply(t, ns, sliceOf("m", "m-a", at(upstream(t))))
+		if res := <-answer; res == nil || res.Status != http.StatusOK {
+			t.Errorf("%s: the call that waited: %v", when, res)
+		}
+		deleteSlice(t, ns, "m-a")
+		g.WaitIdle(t)
+	}
+}
+
 // A pod is one endpoint, whether it has one address or two, and however often
 // it is listed.
 func TestDiscoveryDualStackIsOneEndpointD1(t *testing.T) {

@@ -28,8 +28,11 @@ func inCluster(t *testing.T, a *cluster.Account, models ...string) harness.Confi
 	return withKubeconfig(a.Namespace, a.Kubeconfig(t), models...)
 }
 
+// withKubeconfig is inCluster for a kubeconfig. Calls for a model without
+// endpoints do not wait for long: most tests want to see that there are none.
 func withKubeconfig(ns, path string, models ...string) harness.Config {
-	return harness.Config{Flexinfer: "kubernetes {\n\tkubeconfig " + path + "\n\tnamespace " + ns + "\n}\n" + strings.Join(models, "")}
+	return harness.Config{Flexinfer: "kubernetes {\n\tkubeconfig " + path + "\n\tnamespace " + ns + "\n}\n" +
+		"queue {\n\ttimeout 300ms\n\tcold_start_timeout 300ms\n}\n" + strings.Join(models, "")}
 }
 
 // model returns a model's block, in which calls go to each endpoint in turn.
