@@ -30,6 +30,7 @@ func TestCaddyfile(t *testing.T) {
 			`"headers":{"Authorization":"Bearer {env.K}","X-B":"c"},"body":"{\"a\": 1}"},"ready":{"url":"http://[::1]:2/"},"interval":1000000000}`,
 		"exec {\nstart llama-server -m \"a b.gguf\" --port 8000\nready GET http://127.0.0.1:8000/health\nidle_timeout 0\n}": `{"start":["llama-server","-m","a b.gguf","--port","8000"],` +
 			`"ready":{"method":"GET","url":"http://127.0.0.1:8000/health"},"idle_timeout":0}`,
+		"http {\nstart http://a/\nready http://b/\nidle_timeout 0\n}": `{"start":{"url":"http://a/"},"ready":{"url":"http://b/"},"idle_timeout":0}`,
 		"exec {\nstart x\nenv A 1\nenv B \"\"\ndir /srv\ngrace 1m\nready http://127.0.0.1:8000/health\n}": `{"start":["x"],"env":{"A":"1","B":""},"dir":"/srv","grace":60000000000,` +
 			`"ready":{"url":"http://127.0.0.1:8000/health"}}`,
 	} {
@@ -70,6 +71,7 @@ func TestCaddyfileErrors(t *testing.T) {
 		"http {\n" + ready + start + "idle_timeout -1s\n}":                         `idle_timeout is "-1s"; write a time`,
 		"http {\n" + ready + start + "idle_timeout\n}":                             "idle_timeout takes one time, such as: idle_timeout 10m",
 		"http {\n" + ready + start + "idle_timeout 1s {\nx\n}\n}":                  "idle_timeout takes no block",
+		"http {\n" + ready + start + "idle_timeout 10m\n}":                         "idle_timeout needs a request that stops the model; write, for example, stop POST http://10.0.0.9:9000/stop, or leave out idle_timeout, at Testfile:1",
 		"http {\n" + ready + start + "interval 1ms\n}":                             "interval is 1ms; write a time of 100ms or more, such as 10s",
 		"exec {\n" + ready + "}":                                                   "there is no command to start; write, for example, start llama-server -m model.gguf --port 8000, at Testfile:1",
 		"exec {\n" + ready + "start\n}":                                            "start needs a command, such as: start llama-server -m model.gguf --port 8000, at Testfile:3",

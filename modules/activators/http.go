@@ -5,8 +5,6 @@ import (
 	"context"
 	"errors"
 
-	"go.uber.org/zap"
-
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 
@@ -28,9 +26,10 @@ type HTTP struct {
 	StartRequest *Request `json:"start"`
 
 	// The request that stops it when it is idle. Without one it is never
-	// stopped. Until it has ceased to answer, for 30 s at most, it is not
-	// started again. A gateway knows of its own calls only: where several
-	// serve the model, each would stop it under the others.
+	// stopped, and idle_timeout is an error. Until it has ceased to answer,
+	// for 30 s at most, it is not started again. A gateway knows of its own
+	// calls only: where several serve the model, each would stop it under
+	// the others.
 	StopRequest *Request `json:"stop,omitempty"`
 
 	Watch
@@ -50,7 +49,7 @@ func (*HTTP) CaddyModule() caddy.ModuleInfo {
 }
 
 // Provision sets up h. It makes no request.
-func (h *HTTP) Provision(ctx caddy.Context) (err error) {
+func (h *HTTP) Provision(caddy.Context) (err error) {
 	if err := h.Validate(); err != nil {
 		return err
 	}
@@ -61,9 +60,6 @@ func (h *HTTP) Provision(ctx caddy.Context) (err error) {
 		if h.stop, err = h.StopRequest.provision("stop", "POST"); err != nil {
 			return err
 		}
-	} else if h.IdleTimeout != nil && *h.IdleTimeout > 0 {
-		ctx.Logger().Warn("idle_timeout does nothing without a request that stops the engine; write stop POST http://...",
-			zap.String("ready", h.Ready.URL))
 	}
 	if err := h.provision(httpKey{h.Ready.Method, h.Ready.URL}, httpLever{h}); err != nil {
 		return err
@@ -85,7 +81,13 @@ func (h *HTTP) Validate() error {
 			return err
 		}
 	}
-	return h.validate()
+	if err := h.validate(); err != nil {
+		return err
+	}
+	if h.StopRequest == nil && h.IdleTimeout != nil && *h.IdleTimeout > 0 {
+		return errors.New("idle_timeout needs a request that stops the model; write, for example, stop POST http://10.0.0.9:9000/stop, or leave out idle_timeout")
+	}
+	return nil
 }
 
 // httpLever makes the requests that start and stop an engine.
