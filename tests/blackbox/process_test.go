@@ -79,7 +79,7 @@ func TestProcessLivesAcrossReloads(t *testing.T) {
 
 func TestProcessIsStoppedWhenIdle(t *testing.T) {
 	t.Parallel()
-	g := harness.Start(t, harness.Config{Flexinfer: execModel(t, harness.FreeAddr(t), "300ms")})
+	g := harness.Start(t, harness.Config{Flexinfer: execModel(t, harness.FreeAddr(t), "1s")})
 	asleep(t, g)
 	for i := range 2 {
 		if res := g.Chat(t, chat("x")); res.Status != http.StatusOK {

@@ -11,14 +11,14 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/flexinfer/caddy-flexinfer/tests/harness"
 )
 
 // A sleeper is an engine that a box starts and stops on request.
 type sleeper struct {
-	addr, box   string // where the engine and the box listen
+	addr, box   string       // where the engine and the box listen
+	probes      atomic.Int64 // while it is awake
 	starts      atomic.Int64
 	stops       atomic.Int64
 	inflight    atomic.Int64
@@ -87,6 +87,7 @@ func (s *sleeper) sleep() {
 // ServeHTTP is the engine.
 func (s *sleeper) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Path == "/health" {
+		s.probes.Add(1)
 		return
 	}
 	body, _ := io.ReadAll(r.Body)
@@ -289,7 +290,7 @@ func TestStartFails(t *testing.T) {
 func TestIdleModelIsStoppedAndWokenAgain(t *testing.T) {
 	t.Parallel()
 	s := newSleeper(t, (*sleeper).wake)
-	g := harness.Start(t, harness.Config{Flexinfer: s.config(8, "500ms")})
+	g := harness.Start(t, harness.Config{Flexinfer: s.config(8, "500ms\n\tinterval 100ms")})
 	asleep(t, g)
 	for round := range int64(3) {
 		if res := g.Chat(t, chat("x")); res.Status != http.StatusOK {
@@ -304,7 +305,11 @@ func TestIdleModelIsStoppedAndWokenAgain(t *testing.T) {
 	s.hold = make(chan struct{})
 	answer := background(t, t.Context(), g, "long")
 	harness.Eventually(t, harness.Patience, "the call is under way", func() bool { return s.inflight.Load() == 1 })
-	time.Sleep(1500 * time.Millisecond) // what is to be shown is that nothing happens
+	// Before each probe it is seen whether the model is idle, and 100 ms lie between two.
+	until := s.probes.Load() + 15
+	harness.Eventually(t, harness.Patience, "it is probed for thrice the time after which it is idle", func() bool {
+		return s.probes.Load() >= until || s.stops.Load() > 3
+	})
 	if n := s.stops.Load(); n != 3 {
 		t.Error("it is stopped with a call under way")
 	}
