@@ -3,6 +3,7 @@ package activators
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"reflect"
@@ -55,7 +56,6 @@ type engine struct {
 	kick   chan struct{} // look at once
 	cancel context.CancelFunc
 	done   chan struct{} // closed when the goroutine has ended; nil before it runs
-	asked  chan struct{} // closed when it has probed once
 
 	mu    sync.Mutex
 	plans []*plan // of the configurations that have started; the last holds
@@ -67,19 +67,21 @@ type engine struct {
 
 	// What the probes say. A probe that began before the last turn is not
 	// believed.
-	known, awake bool
-	turn         int
-	misses       int // in a row
-	asleep       string
+	known  chan struct{} // closed when the first is in; nil from then on
+	awake  bool
+	turn   int
+	misses int // in a row
+	asleep string
 
 	waking   bool
+	wanted   int    // by how many that wake it for calls that still wait
 	starting bool   // of exec: the process is being started
-	served   bool   // it has been awake since
 	failed   string // why it could not be woken; "" if that is not known
 	retryAt  time.Time
 	backOff  time.Duration
 	stopped  chan struct{} // while it is being stopped: closed when it is gone
 	process  *process      // of exec, while it runs
+	readyAt  time.Time     // when that was ready first; zero before
 
 	state   routing.State
 	changed chan struct{}
@@ -87,7 +89,10 @@ type engine struct {
 
 func loadEngine(key any, dial dialFunc) (*engine, error) {
 	v, _, err := engines.LoadOrNew(key, func() (caddy.Destructor, error) {
-		return &engine{client: newClient(dial), kick: make(chan struct{}, 1), asked: make(chan struct{}), changed: make(chan struct{})}, nil
+		return &engine{
+			client: newClient(dial), kick: make(chan struct{}, 1), known: make(chan struct{}),
+			state: probing, changed: make(chan struct{}),
+		}, nil
 	})
 	if err != nil {
 		return nil, err
@@ -188,9 +193,9 @@ func (e *engine) use(model string) (done func()) {
 // caller holds mu.
 func (e *engine) none() <-chan struct{} {
 	if e.calls == 0 {
-		never := make(chan struct{})
-		close(never)
-		return never
+		atOnce := make(chan struct{})
+		close(atOnce)
+		return atOnce
 	}
 	if e.drained == nil {
 		e.drained = make(chan struct{})
@@ -198,18 +203,42 @@ func (e *engine) none() <-chan struct{} {
 	return e.drained
 }
 
-// activate has the engine woken as p says.
-func (e *engine) activate(ctx context.Context, p *plan, model string) error {
-	e.mu.Lock()
-	for e.stopped != nil {
-		gone := e.stopped
+// settled waits until it is known whether the engine is awake and it is not
+// being stopped. The caller holds mu.
+func (e *engine) settled(ctx context.Context) error {
+	for e.known != nil || e.stopped != nil {
+		known, gone, done := e.known, e.stopped, e.done
 		e.mu.Unlock()
+		var err error
 		select {
 		case <-ctx.Done():
-			return ctx.Err()
+			err = ctx.Err()
+		case <-done:
+			err = errLeft
+		case <-known:
 		case <-gone:
 		}
 		e.mu.Lock()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+var errLeft = errors.New("the model has left the configuration")
+
+// activate has the engine woken as p says, unless it turns out to be awake.
+func (e *engine) activate(ctx context.Context, p *plan, model string) error {
+	e.mu.Lock()
+	if e.known != nil {
+		e.waking = true // if it sleeps: nobody else is to begin then
+	}
+	if err := e.settled(ctx); err != nil {
+		e.waking = false
+		e.publish()
+		e.mu.Unlock()
+		return err
 	}
 	e.model = model
 	if e.awake {
@@ -221,6 +250,8 @@ func (e *engine) activate(ctx context.Context, p *plan, model string) error {
 		return fmt.Errorf("%s; it is not tried again for %s", e.failed, wait.Round(time.Millisecond))
 	}
 	e.waking, e.failed, e.idleSince = true, "", time.Now()
+	e.wanted++
+	context.AfterFunc(ctx, e.unwanted)
 	e.publish()
 	e.look()
 	e.mu.Unlock()
@@ -235,11 +266,24 @@ func (e *engine) activate(ctx context.Context, p *plan, model string) error {
 	return err
 }
 
+// unwanted notes that the calls that somebody woke it for wait no more.
+func (e *engine) unwanted() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.wanted--
+	e.idleSince = time.Now()
+}
+
+// probing is the state until the first probe is in: calls wait for it.
+var probing = routing.State{Phase: routing.Asleep, Message: "it is not known yet whether it is awake", Substage: "probing"}
+
 // publish works out the state and tells those who wait for another. The caller
 // holds mu.
 func (e *engine) publish() {
 	var s routing.State
 	switch {
+	case e.known != nil:
+		s = probing
 	case e.stopped != nil && e.failed == "":
 		s = routing.State{Phase: routing.Asleep, Message: "it is being stopped", Substage: "stopping"}
 	case e.awake:
@@ -247,17 +291,17 @@ func (e *engine) publish() {
 		s = routing.State{Phase: routing.Failed, Message: e.failed, RetryAfter: e.backOff}
 	case e.waking || e.process != nil:
 		s = routing.State{Phase: routing.Asleep, Message: cmp.Or(e.asleep, "it has not answered yet"), Substage: "starting"}
-	case e.known:
+	default:
 		s = routing.State{Phase: routing.Asleep, Message: e.asleep}
 	}
 	if s == e.state {
 		return
 	}
-	before := e.state.Phase
+	before := e.state
 	e.state = s
 	close(e.changed)
 	e.changed = make(chan struct{})
-	if p := e.plan(); p != nil && before != s.Phase {
+	if p := e.plan(); p != nil && (before.Phase != s.Phase || before == probing) {
 		caddy.Log().Named("flexinfer").Info("model is "+s.Phase.String(), zap.String("model", e.model),
 			zap.String("ready", p.ready.place()), zap.String("message", s.Message))
 	}

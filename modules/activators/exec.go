@@ -35,13 +35,15 @@ func init() {
 // group still runs after a grace period is killed. It never outlives the
 // gateway: should that be killed by kill -9, or crash, a small process that
 // stands between the two kills the group. On Linux it does not outlive that one
-// either. On systems that are no Unix this module does not work. Under systemd,
-// the gateway's unit needs KillMode=mixed: else a stop of the unit tells the
-// process to end at once, with calls under way.
+// either. On systems that are no Unix this module does not work.
 //
-// A process that ends before it is ready could not be woken. It is started
-// again when the next call comes, after 1 s at the earliest, then 2 s and so on,
-// up to 1 minute. If another process of the gateway answers at the same ready
+// Under systemd, the gateway's unit needs KillMode=mixed: else a stop of the
+// unit tells the process to end at once, with calls under way.
+//
+// A process that ends by itself is started again when the next call comes. One
+// that ended before it was ready, or within 10 s after, has failed: it is
+// started again after 1 s at the earliest, then 2 s and so on, up to 1 minute,
+// until one runs for longer. If another process of the gateway answers at the same ready
 // URL, as after a reload that changes the command, that one has to end first.
 type Exec struct {
 	// The program and its arguments. The program is looked up in PATH. No
@@ -137,7 +139,7 @@ func (x execLever) on(ctx context.Context, e *engine, model string) error {
 			return nil // under way
 		}
 		if e.plan() == nil {
-			return errors.New("the model has left the configuration")
+			return errLeft
 		}
 		other := processes.at(x.plan.ready.url, e)
 		if other == nil {
@@ -169,9 +171,9 @@ func (x execLever) on(ctx context.Context, e *engine, model string) error {
 	if e.plan() == nil {
 		p.begin()
 		p.stop(p.grace)
-		return errors.New("the model has left the configuration")
+		return errLeft
 	}
-	e.process, e.served = p, false // before it can be known to have ended
+	e.process, e.readyAt = p, time.Time{} // before it can be known to have ended
 	p.begin()
 	e.turn++
 	e.publish()
@@ -182,6 +184,9 @@ func (x execLever) off(ctx context.Context, e *engine) error {
 	e.mu.Lock()
 	p := e.process
 	e.process = nil
+	if e.steady() {
+		e.backOff = 0
+	}
 	e.mu.Unlock()
 	if p == nil {
 		return nil // it has just ended by itself
@@ -201,7 +206,7 @@ func (x execLever) leave(e *engine) {
 	if len(e.plans) > 0 || e.process == nil {
 		return // all have the same command
 	}
-	if e.served {
+	if !e.readyAt.IsZero() {
 		e.process.retire(e.none(), time.Duration(x.Grace))
 	} else {
 		e.process.stop(time.Duration(x.Grace)) // calls under way only wait

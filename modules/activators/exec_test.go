@@ -94,6 +94,13 @@ func freeAddress(t *testing.T) string {
 	return l.Addr().String()
 }
 
+// set has the engine's clock or memory be another.
+func (e *engine) set(do func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	do()
+}
+
 // eventually waits for a state.
 func eventually(t *testing.T, w routing.Watcher, phase routing.Phase, message string) {
 	t.Helper()
@@ -169,60 +176,36 @@ func TestStartsAProcess(t *testing.T) {
 	}
 }
 
-func TestProcessEndsWhileItStarts(t *testing.T) {
-	for role, want := range map[string]string{
-		"fails":      "the process ended while it started: exit status 3: loading the model / out of memory",
-		"background": "the process ended while it started: exit status 0; the command must not go to the background",
-	} {
-		x := load(t, engineOn(t, freeAddress(t), role))
-		eventually(t, x, routing.Asleep, "refused")
-		activate(t, x)
-		eventually(t, x, routing.Failed, want)
-		s, _ := x.State()
-		if s.RetryAfter != firstBackOff {
-			t.Errorf("to be retried after %s", s.RetryAfter)
-		}
-		err := x.Activate(t.Context(), "m")
-		if err == nil || !strings.Contains(err.Error(), want+"; it is not tried again for ") {
-			t.Errorf("at once again: %v", err)
-		}
-		x.engine.mu.Lock()
-		x.engine.retryAt = time.Now()
-		x.engine.mu.Unlock()
-		activate(t, x)
-		eventually(t, x, routing.Failed, want)
-		if s, _ := x.State(); s.RetryAfter != 2*firstBackOff {
-			t.Errorf("to be retried after %s", s.RetryAfter)
-		}
+func TestEngineRunsAlready(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
 	}
-}
-
-func TestProgramIsMissing(t *testing.T) {
-	x := engineOn(t, freeAddress(t), "")
-	x.Command = []string{"no-such-engine"}
-	load(t, x)
-	eventually(t, x, routing.Asleep, "refused")
-	want := `no-such-engine could not be started: exec: "no-such-engine": executable file not found in $PATH`
-	if err := x.Activate(t.Context(), "m"); err == nil || err.Error() != want {
-		t.Errorf("the error is %v, want %s", err, want)
+	asked, answer := make(chan struct{}, 1), make(chan struct{})
+	server := &http.Server{Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		select {
+		case asked <- struct{}{}:
+		default:
+		}
+		<-answer
+	})}
+	go func() { _ = server.Serve(l) }()
+	defer server.Close()
+	x := load(t, engineOn(t, l.Addr().String(), ""))
+	<-asked
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if err := x.Activate(ctx, "m"); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("before it is known whether it runs: %v", err)
 	}
-	eventually(t, x, routing.Failed, want)
-}
-
-func TestProcessEndsByItself(t *testing.T) {
-	address := freeAddress(t)
-	x := load(t, engineOn(t, address, ""))
-	n := wake(t, x, address)
-	if _, err := http.Get("http://" + address + "/crash"); err == nil {
-		t.Error("it did not crash")
-	}
-	eventually(t, x, routing.Asleep, "")
-	wantGone(t, n)
+	close(answer)
 	activate(t, x)
 	eventually(t, x, routing.Serving, "")
-	if again := pid(t, address); again == n {
-		t.Error("it is the same")
-	}
+	x.engine.set(func() {
+		if x.engine.process != nil {
+			t.Error("it is started a second time")
+		}
+	})
 }
 
 func TestIdleProcessIsStopped(t *testing.T) {
@@ -235,7 +218,7 @@ func TestIdleProcessIsStopped(t *testing.T) {
 		done := x.Use("m")
 		n := wake(t, x, address)
 		done()
-		eventually(t, x, routing.Asleep, "being stopped")
+		eventually(t, x, routing.Asleep, "")
 
 		// A call comes while it stops.
 		done = x.Use("m")
@@ -246,9 +229,38 @@ func TestIdleProcessIsStopped(t *testing.T) {
 		eventually(t, x, routing.Serving, "")
 		again := pid(t, address)
 		done()
-		eventually(t, x, routing.Asleep, "being stopped")
+		eventually(t, x, routing.Asleep, "")
 		wantGone(t, again)
 		unload(t, x)
+	}
+}
+
+// One that starts for longer than it may be idle is not stopped while calls wait
+// for it, which do not count as under way.
+func TestWaitingCallsKeepTheProcess(t *testing.T) {
+	x := engineOn(t, freeAddress(t), "")
+	x.Command[1] = freeAddress(t) // where nobody looks
+	x.IdleTimeout = new(caddy.Duration(time.Millisecond))
+	load(t, x)
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	if err := x.Activate(ctx, "m"); err != nil {
+		t.Fatal(err)
+	}
+	var p *process
+	x.engine.set(func() {
+		if p = x.engine.process; p == nil {
+			t.Fatal("it does not run")
+		}
+		if left, ok := x.engine.idleLeft(x.plan); ok {
+			t.Errorf("it is to be stopped in %s", left)
+		}
+	})
+	leave()
+	select {
+	case <-p.over:
+	case <-time.After(20 * time.Second):
+		t.Error("it runs when nobody waits")
 	}
 }
 
@@ -319,9 +331,7 @@ func TestCallsEndBeforeTheProcess(t *testing.T) {
 	}
 	done()
 	wantGone(t, n)
-	x.engine.mu.Lock()
-	x.engine.awake = false
-	x.engine.mu.Unlock()
+	x.engine.set(func() { x.engine.awake = false })
 	if err := x.Activate(t.Context(), "m"); err == nil {
 		t.Error("one that has left is started")
 	}

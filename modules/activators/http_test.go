@@ -57,50 +57,6 @@ func activate(t *testing.T, a routing.Activator) {
 	}
 }
 
-func TestStateIsFoundOut(t *testing.T) {
-	for _, tt := range []struct {
-		up      bool
-		health  int
-		slow    time.Duration
-		after   time.Duration // until it is known
-		phase   routing.Phase
-		message string
-	}{
-		{up: true, health: 200, phase: routing.Serving},
-		{up: true, health: 204, phase: routing.Serving},
-		{up: true, health: 200, slow: time.Second, after: time.Second, phase: routing.Serving},
-		{up: true, health: 503, phase: routing.Asleep, message: "GET http://engine:8000/health answered with status 503 Service Unavailable"},
-		{up: true, health: 302, phase: routing.Asleep, message: "answered with status 302"},
-		{up: true, health: 200, slow: time.Minute, after: 2 * time.Second, phase: routing.Asleep, message: "deadline exceeded"},
-		{up: false, phase: routing.Asleep, message: "connection refused"},
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			b := newBox()
-			b.up, b.health, b.slow = tt.up, tt.health, tt.slow
-			h := load(t, b.http())
-			before, changed := h.State()
-			if tt.after > 0 && before != (routing.State{}) {
-				t.Errorf("before anything is known it is %+v", before)
-			} else if tt.after == 0 && before.Phase != tt.phase {
-				t.Errorf("it is %+v after the start", before)
-			}
-			wait(tt.after)
-			wantState(t, h, tt.phase, tt.message)
-			if tt.phase == routing.Asleep && tt.after > 0 {
-				select {
-				case <-changed:
-				default:
-					t.Error("nobody is told")
-				}
-			}
-			wait(time.Hour)
-			if got := b.requests(); tt.phase == routing.Asleep && got != "" {
-				t.Errorf("it was asked %q", got)
-			}
-		})
-	}
-}
-
 func TestWakes(t *testing.T) {
 	t.Setenv("BOX_KEY", "secret")
 	synctest.Test(t, func(t *testing.T) {

@@ -3,7 +3,6 @@ package activators
 import (
 	"context"
 	"errors"
-	"sync"
 	"syscall"
 	"time"
 
@@ -34,12 +33,10 @@ func (e *engine) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	var due time.Time // the next probe
-	first := sync.OnceFunc(func() { close(e.asked) })
 	for pause := firstPause; ; {
 		e.stopIfIdle(ctx)
 		if !time.Now().Before(due) {
 			e.probe(ctx)
-			first()
 			wait, soon := e.pause(pause)
 			due = time.Now().Add(wait)
 			if soon {
@@ -85,7 +82,7 @@ func (e *engine) idleIn() time.Duration {
 	if left, ok := e.idleLeft(p); ok {
 		return max(left, 0)
 	}
-	return p.idle // calls are under way: it is not idle before
+	return p.idle // calls are under way, or wait: it is not idle before
 }
 
 // probe asks the engine whether it is ready.
@@ -105,13 +102,19 @@ func (e *engine) probe(ctx context.Context) {
 	if turn != e.turn {
 		return
 	}
-	e.known = true
+	if e.known != nil {
+		close(e.known)
+		e.known = nil
+	}
 	if err == nil {
 		if !e.awake {
 			e.idleSince = time.Now()
 		}
-		e.awake, e.served = true, true
-		e.waking, e.misses, e.failed, e.backOff = false, 0, "", 0
+		if e.readyAt.IsZero() {
+			e.readyAt = time.Now()
+		}
+		e.awake, e.waking, e.misses = true, false, 0
+		e.failed, e.retryAt = "", time.Time{}
 		e.publish()
 		return
 	}
@@ -136,7 +139,7 @@ func (e *engine) ask(ctx context.Context, p *plan) error {
 // idleLeft returns how long until the engine is to be stopped for want of
 // calls. The caller holds mu.
 func (e *engine) idleLeft(p *plan) (left time.Duration, ok bool) {
-	if p.idle == 0 || e.calls > 0 || e.stopped != nil || !p.lever.can(e) {
+	if p.idle == 0 || e.calls > 0 || !e.awake && e.wanted > 0 || e.stopped != nil || !p.lever.can(e) {
 		return 0, false
 	}
 	return time.Until(e.idleSince.Add(p.idle)), true

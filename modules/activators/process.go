@@ -147,6 +147,18 @@ func (p *process) follow() {
 	close(p.over)
 }
 
+// within waits for a channel to be closed, for a while.
+func within(c <-chan struct{}, limit time.Duration) bool {
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case <-c:
+		return true
+	case <-timer.C:
+		return false
+	}
+}
+
 // stop ends the process in the background.
 func (p *process) stop(grace time.Duration) { processes.stops.Go(func() { p.Stop(grace) }) }
 
@@ -180,21 +192,33 @@ func (e *engine) exited(p *process) {
 	}
 	logger.Warn("process has ended by itself")
 	e.process = nil
-	wasAwake := e.awake
-	gone := e.stopping()
-	if !wasAwake {
+	switch {
+	case e.readyAt.IsZero():
 		if p.Reason().Error() == "exit status 0" {
 			reason += "; the command must not go to the background"
 		}
 		e.fail("the process ended while it started: " + reason)
-		e.publish()
+	case e.steady():
+		e.backOff = 0
+	default:
+		e.fail("the process ended soon after it was ready: " + reason)
 	}
+	gone := e.stopping()
 	go func() {
 		<-p.over
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		e.gone(gone)
 	}()
+}
+
+// steadyTime is how long a process has to run after it was ready: one that ends
+// earlier has failed, for the next may well end as soon.
+const steadyTime = 10 * time.Second
+
+// steady reports whether the process has run for that long. The caller holds mu.
+func (e *engine) steady() bool {
+	return !e.readyAt.IsZero() && time.Since(e.readyAt) >= steadyTime
 }
 
 // taken returns an error if the process of another engine answers where p's is

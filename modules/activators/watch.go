@@ -20,9 +20,10 @@ import (
 type Watch struct {
 	// The request that a model answers well when it serves calls. It is made
 	// each 200 ms at first while the model wakes, then each second, and has
-	// 2 s to be answered. When the gateway starts, an answer other than a
-	// good one, or none, means that the model sleeps. Later three in a row
-	// do, or a connection that is refused.
+	// 2 s to be answered. When the gateway starts, calls wait until it has
+	// been made once: an answer other than a good one, or none, means that
+	// the model sleeps. Later three in a row do, or a connection that is
+	// refused.
 	Ready *Request `json:"ready"`
 
 	// How often the request is made otherwise, 100ms or more. Default: `10s`.
@@ -87,26 +88,10 @@ func (w *Watch) provision(key any, l lever) error {
 func (w *Watch) Name(model string) { w.model = model }
 
 // Start begins to ask whether the model is awake, unless an earlier
-// configuration has. It waits a moment for the first answer, so that mostly the
-// first call finds it known.
+// configuration has.
 func (w *Watch) Start() error {
 	w.engine.begin(w.plan, w.model)
-	within(w.engine.asked, firstAnswer)
 	return nil
-}
-
-const firstAnswer = 100 * time.Millisecond
-
-// within waits for a channel to be closed, for a while.
-func within(c <-chan struct{}, limit time.Duration) bool {
-	timer := time.NewTimer(limit)
-	defer timer.Stop()
-	select {
-	case <-c:
-		return true
-	case <-timer.C:
-		return false
-	}
 }
 
 // Cleanup ends what Provision and Start began. What calls that are still under
