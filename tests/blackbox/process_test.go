@@ -139,7 +139,7 @@ func TestReloadChangesTheCommand(t *testing.T) {
 	defer res.Body.Close()
 
 	g.Reload(t, harness.Config{Flexinfer: strings.Replace(config, "--ttft 0", "--ttft 1ms", 1)})
-	later := background(t, t.Context(), g, "later")
+	later := background(t.Context(), t, g, "later")
 	body, err := io.ReadAll(res.Body)
 	if err != nil || !strings.HasSuffix(string(body), "data: [DONE]\n\n") {
 		t.Errorf("the stream ends with %v after %d bytes", err, len(body))
@@ -160,7 +160,7 @@ func TestQ4_WaitingCallsSeeTheNewCommand(t *testing.T) {
 	config := execModel(t, addr, "10m")
 	g := harness.Start(t, harness.Config{Flexinfer: strings.Replace(config, "--listen "+addr, "--listen "+harness.FreeAddr(t), 1)})
 	asleep(t, g)
-	answer := background(t, t.Context(), g, "x")
+	answer := background(t.Context(), t, g, "x")
 	pid := started(t, g, 1)
 	g.Reload(t, harness.Config{Flexinfer: config})
 	if res := harness.Receive(t, answer, "the answer"); res == nil || res.Status != http.StatusOK {

@@ -131,7 +131,7 @@ func asleep(t *testing.T, g *harness.Gateway) {
 }
 
 // background makes a call in the background.
-func background(t *testing.T, ctx context.Context, g *harness.Gateway, content string) <-chan *harness.Response {
+func background(ctx context.Context, t *testing.T, g *harness.Gateway, content string) <-chan *harness.Response {
 	t.Helper()
 	done := make(chan *harness.Response, 1)
 	go func() {
@@ -153,7 +153,7 @@ func TestQ3_ManyCallsWakeOnce(t *testing.T) {
 	asleep(t, g)
 	answers := make([]<-chan *harness.Response, calls)
 	for i := range answers {
-		answers[i] = background(t, t.Context(), g, strconv.Itoa(i))
+		answers[i] = background(t.Context(), t, g, strconv.Itoa(i))
 	}
 	queued(t, g, calls)
 	if n := s.starts.Load(); n != 1 {
@@ -186,7 +186,7 @@ func TestWaitingCallsGoInTheirOrder(t *testing.T) {
 	var answers []<-chan *harness.Response
 	var want []string
 	for i := range 20 {
-		answers = append(answers, background(t, t.Context(), g, strconv.Itoa(i)))
+		answers = append(answers, background(t.Context(), t, g, strconv.Itoa(i)))
 		want = append(want, chat(strconv.Itoa(i)))
 		queued(t, g, i+1)
 	}
@@ -212,7 +212,7 @@ func TestQueueIsFull(t *testing.T) {
 		if i == 1 {
 			c = ctx
 		}
-		answers = append(answers, background(t, c, g, strconv.Itoa(i)))
+		answers = append(answers, background(c, t, g, strconv.Itoa(i)))
 	}
 	queued(t, g, 3)
 	res := g.Post(t, "/v1/chat/completions", chat("one too many"))
@@ -225,7 +225,7 @@ func TestQueueIsFull(t *testing.T) {
 
 	leave() // makes room
 	queued(t, g, 2)
-	answers[1] = background(t, t.Context(), g, "later")
+	answers[1] = background(t.Context(), t, g, "later")
 	queued(t, g, 3)
 	s.wake()
 	for _, a := range answers {
@@ -245,7 +245,7 @@ func TestWaitIsOver(t *testing.T) {
 	s.hold = make(chan struct{})
 	g := harness.Start(t, harness.Config{Flexinfer: s.config(1, "10m") + "queue {\n\ttimeout 1s\n\tcold_start_timeout 1s\n}"})
 	asleep(t, g)
-	first := background(t, t.Context(), g, "first")
+	first := background(t.Context(), t, g, "first")
 	harness.Eventually(t, harness.Patience, "the call is under way", func() bool { return s.inflight.Load() == 1 })
 	res := g.Post(t, "/v1/chat/completions", chat("second"))
 	if e := res.Refusal(t); res.Status != http.StatusGatewayTimeout || e.Error.Code != "timeout" {
@@ -278,7 +278,7 @@ func TestModelDoesNotWake(t *testing.T) {
 func TestStartFails(t *testing.T) {
 	t.Parallel()
 	s := newSleeper(t, nil)
-	g := harness.Start(t, harness.Config{Flexinfer: strings.Replace(s.config(8, "10m"), "/start", "/strat", 1) + "queue {\n\tbackoff 1 10ms 10ms\n}"})
+	g := harness.Start(t, harness.Config{Flexinfer: strings.Replace(s.config(8, "10m"), "/start", "/nowhere", 1) + "queue {\n\tbackoff 1 10ms 10ms\n}"})
 	asleep(t, g)
 	res := g.Post(t, "/v1/chat/completions", chat("x"))
 	if e := res.Refusal(t); res.Status != http.StatusServiceUnavailable || e.Error.Code != "activation_failed" ||
@@ -303,7 +303,7 @@ func TestIdleModelIsStoppedAndWokenAgain(t *testing.T) {
 	}
 
 	s.hold = make(chan struct{})
-	answer := background(t, t.Context(), g, "long")
+	answer := background(t.Context(), t, g, "long")
 	harness.Eventually(t, harness.Patience, "the call is under way", func() bool { return s.inflight.Load() == 1 })
 	// Before each probe it is seen whether the model is idle, and 100 ms lie between two.
 	until := s.probes.Load() + 15
