@@ -10,7 +10,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 )
@@ -22,10 +21,6 @@ const (
 	coalesceMin = 5 * time.Millisecond
 	coalesceMax = 40 * time.Millisecond
 )
-
-// backoff is between two attempts at a list or a watch that fail. It bounds how
-// long an API server may be back before that is noticed: 7.5 s.
-var backoff = wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Cap: 5 * time.Second, Steps: 10, Jitter: 0.5}
 
 // all is the key under which a watcher is told of every object of a feed.
 const all = ""
@@ -73,6 +68,7 @@ type feed struct {
 	dirty    map[watcher]struct{}
 	synced   bool
 	troubles troubles
+	pace     pace
 }
 
 // A subscription is a watcher's hold on a feed.
@@ -97,6 +93,7 @@ func (c *Cluster) follow(r schema.GroupVersionResource, namespace, key string, w
 			objects:  make(map[types.NamespacedName]metav1.Object),
 			watchers: make(map[string]map[watcher]struct{}),
 			dirty:    make(map[watcher]struct{}),
+			pace:     pace{backoff: backoff},
 		}
 		c.feeds[k] = f
 	}
@@ -174,7 +171,7 @@ func (f *feed) start(l *link) error {
 	}
 	silent := logr.Discard() // what there is to say the feed says itself
 	r := cache.NewReflectorWithOptions(observed{lw, f}, example, f, cache.ReflectorOptions{
-		Logger: &silent, Name: f.key.String(), Backoff: &backoff,
+		Logger: &silent, Name: f.key.String(), Backoff: &knocking,
 	})
 	ctx, stop := context.WithCancel(klog.NewContext(f.c.ctx, silent))
 	f.c.mu.Lock()
@@ -184,9 +181,29 @@ func (f *feed) start(l *link) error {
 		return errClosed
 	}
 	f.stop = stop
-	f.c.running.Go(func() { r.RunWithContext(ctx) })
+	f.c.running.Go(func() { f.run(ctx, r) })
 	f.c.running.Go(func() { f.deliver(ctx) })
 	return nil
+}
+
+// run lists and watches until ctx is done.
+func (f *feed) run(ctx context.Context, r *cache.Reflector) {
+	for {
+		f.mu.Lock()
+		f.pace.begin()
+		f.mu.Unlock()
+		_ = r.ListAndWatchWithContext(ctx) // what went wrong has been noted
+		f.mu.Lock()
+		pause := f.pace.pause()
+		f.mu.Unlock()
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		}
+	}
 }
 
 // deliver has the watchers look at what came, until ctx is done.

@@ -60,7 +60,7 @@ func (observed) IsWatchListSemanticsUnSupported() bool { return true }
 // ListWithContext implements [cache.ListerWithContext].
 func (o observed) ListWithContext(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
 	list, err := o.ListWatch.ListWithContext(ctx, opts)
-	if ctx.Err() == nil && !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) {
+	if ctx.Err() == nil {
 		o.f.note(err, func(t *troubles) *trouble { return &t.list })
 	}
 	return list, err
@@ -69,7 +69,7 @@ func (o observed) ListWithContext(ctx context.Context, opts metav1.ListOptions) 
 // WatchWithContext implements [cache.WatcherWithContext].
 func (o observed) WatchWithContext(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
 	w, err := o.ListWatch.WatchWithContext(ctx, opts)
-	if ctx.Err() == nil && !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) {
+	if ctx.Err() == nil {
 		o.f.note(err, func(t *troubles) *trouble { return &t.watch })
 	}
 	return w, err
@@ -79,6 +79,11 @@ func (o observed) WatchWithContext(ctx context.Context, opts metav1.ListOptions)
 func (f *feed) note(err error, of func(*troubles) *trouble) {
 	now := troubleOf(err)
 	f.mu.Lock()
+	f.pace.note(err)
+	if apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
+		f.mu.Unlock()
+		return // it is no trouble: a list follows
+	}
 	before := f.troubles
 	*of(&f.troubles) = now
 	after := f.troubles

@@ -52,6 +52,39 @@ func TestFaultAPIServerKilled(t *testing.T) {
 	}
 }
 
+// soon is how long a change may take when the API server is ready again, on a
+// machine that does other things as well.
+const soon = 4 * time.Second
+
+// A gateway is back soon after the API server is, with each of the resources
+// that it looks at, however long that was away.
+func TestFaultAPIServerRestarted(t *testing.T) {
+	ns := kube.Namespace(t)
+	u := upstreams(t, 2)
+	serve(t, ns, "m", inTurn, u[0])
+	create(t, models, ns, "m", inTurn, spec(), ready)
+	g := discovering(t, kube.Account(t, ns, all...))
+	wantEndpoints(t, g, "m", u[0])
+	for i, slice := range [][]*harness.Upstream{u, u[:1], u} {
+		kube.KillAPI(t)
+		kube.StartAPI(t)
+		began := time.Now()
+		annotate(t, ns, "m", "flexinfer.ai/serve-paths", []string{"/v1/completions", "/v1/chat", "/v1/completions"}[i])
+		apply(t, ns, sliceOf("m", "m-a", endpointsAt(slice...)...))
+		refuses := []bool{true, false, true}[i]
+		harness.Eventually(t, recovery, "the Model's change is obeyed", func() bool {
+			return (g.Post(t, "/v1/chat/completions", chat("m")).Status == http.StatusNotFound) == refuses
+		})
+		model := time.Since(began)
+		within(t, recovery, g, "m", len(slice))
+		all := time.Since(began)
+		t.Logf("the Model's change took %s, that of its endpoints too %s", model, all)
+		if all > soon {
+			t.Errorf("a change took %s, want %s at most", all, soon)
+		}
+	}
+}
+
 // What changes while a gateway cannot see it is obeyed when it can again:
 // additions, and what has gone without a word.
 func TestFaultWatchCut(t *testing.T) {
