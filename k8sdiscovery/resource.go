@@ -96,8 +96,9 @@ const defaultPort = 8000
 type surroundings struct {
 	now         time.Time
 	stalledLoad time.Duration
-	service     *service // nil if there is none
-	lastPort    int32    // that the Service had when it had one
+	coldStart   time.Duration // of models that do not say
+	service     *service      // nil if there is none
+	lastPort    int32         // that the Service had when it had one
 	// endpoints returns those of the resource's Service, which know the model
 	// by a name, and what is wrong with its EndpointSlices.
 	endpoints func(model string) (found []routing.Spec, warnings []string)
@@ -226,7 +227,7 @@ func (t *translation) readModelDeployment(obj map[string]any, in surroundings) {
 	group := stringOf(obj, "spec", "gpuGroupRef")
 	if active, ok := in.activeModel(group); ok {
 		// A swap takes the time to drain one model and to load another.
-		t.traits.ColdStart = max(2*t.traits.ColdStart, minSwapTime)
+		t.traits.ColdStart = max(2*t.traits.ColdStart, 2*in.coldStart, minSwapTime)
 		if active != t.ref.Name {
 			t.traits.State = routing.State{
 				Phase:   routing.Asleep,

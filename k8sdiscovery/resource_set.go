@@ -20,6 +20,7 @@ import (
 type resourceSet struct {
 	groups      []string // API groups, the first one's resources first
 	stalledLoad time.Duration
+	coldStart   time.Duration
 	rank        func(namespace string) int // of two namespaces, the lower one's model wins
 	activator   func(Ref) routing.Activator
 	endpoints   func(key types.NamespacedName, port, model string) ([]routing.Spec, []string)
@@ -182,7 +183,7 @@ func (s *resourceSet) translate(ref Ref, now time.Time) *translation {
 		s.lastPorts[key] = svc.port
 	}
 	in := surroundings{
-		now: now, stalledLoad: s.stalledLoad, service: svc, lastPort: s.lastPorts[key],
+		now: now, stalledLoad: s.stalledLoad, coldStart: s.coldStart, service: svc, lastPort: s.lastPorts[key],
 		endpoints: func(model string) ([]routing.Spec, []string) {
 			port := ""
 			if svc != nil {

@@ -374,6 +374,32 @@ func TestColdStart(t *testing.T) {
 	}
 }
 
+// A swap takes twice as long as the longest of what it could be, whatever the
+// model says of itself.
+func TestSwapTime(t *testing.T) {
+	for _, tt := range []struct {
+		spec        string
+		usual, want time.Duration
+	}{
+		{"", 0, 120 * time.Second},
+		{"", 30 * time.Second, 120 * time.Second},
+		{"", 4 * time.Minute, 8 * time.Minute},
+		{"coldStartTimeoutSeconds: 75", 4 * time.Minute, 8 * time.Minute},
+		{"coldStartTimeoutSeconds: 300", 4 * time.Minute, 10 * time.Minute},
+	} {
+		in := nowhere()
+		in.coldStart = tt.usual
+		in.activeModel = func(string) (string, bool) { return "other", true }
+		if got := deployment(t, "spec: {gpuGroupRef: g, "+tt.spec+"}", in).traits.ColdStart; got != tt.want {
+			t.Errorf("%q, usually %s: got %s, want %s", tt.spec, tt.usual, got, tt.want)
+		}
+		// Where no group has a say, it is what the model says.
+		if got := deployment(t, "spec: {gpuGroupRef: g, coldStartTimeoutSeconds: 9}", nowhere()).traits.ColdStart; got != 9*time.Second {
+			t.Errorf("without a group: %s", got)
+		}
+	}
+}
+
 func TestMetadata(t *testing.T) {
 	m := model(t, `
 metadata: {creationTimestamp: "2026-07-01T12:00:00Z"}

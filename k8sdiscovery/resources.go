@@ -40,6 +40,10 @@ type ResourcesConfig struct {
 	// before it counts as stalled. Default: 120 s.
 	StalledLoad time.Duration
 
+	// ColdStart is how long a model may take to wake whose resource does not
+	// say. A swap of a GPUGroup's models may take twice as long.
+	ColdStart time.Duration
+
 	// SyncTimeout is how long after Start nothing is said while not all is
 	// known.
 	SyncTimeout time.Duration
@@ -101,7 +105,7 @@ func (c *Cluster) Resources(cfg ResourcesConfig) *Resources {
 		changed: make(chan struct{}),
 	}
 	r.set.groups = groupsOf(cfg.APIGroup)
-	r.set.stalledLoad = cfg.StalledLoad
+	r.set.stalledLoad, r.set.coldStart = cfg.StalledLoad, cfg.ColdStart
 	r.set.activator = cfg.Activator
 	r.set.rank = func(namespace string) int { return slices.Index(cfg.Namespaces, namespace) }
 	r.set.endpoints = r.endpointsOf

@@ -20,7 +20,7 @@ func (a *App) clusterSources(ctx caddy.Context) ([]routing.Source, error) {
 	if err := a.useCluster(ctx); err != nil {
 		return nil, err
 	}
-	r := a.cluster.Resources(a.StalledLoad())
+	r := a.cluster.Resources(a.StalledLoad(), a.policyOf(nil).ColdStart)
 	a.starters = append(a.starters, r)
 	return []routing.Source{r}, nil
 }

@@ -49,15 +49,16 @@ func (c *Cluster) Waker() *k8sdiscovery.Waker { return c.waker }
 
 // Resources returns the models that FlexInfer's resources in the cluster
 // declare. One that loads its weights without progress for as long as
-// stalledLoad counts as stalled; 0 is the default. It is called once.
-func (c *Cluster) Resources(stalledLoad time.Duration) *k8sdiscovery.Resources {
+// stalledLoad counts as stalled; 0 is the default. One that does not say how
+// long it may take to wake may take coldStart. It is called once.
+func (c *Cluster) Resources(stalledLoad, coldStart time.Duration) *k8sdiscovery.Resources {
 	namespaces, waker := c.Namespaces, c.waker
 	if len(namespaces) == 0 {
 		namespaces = []string{c.Namespace()}
 	}
 	c.resources = c.pool.Resources(k8sdiscovery.ResourcesConfig{
 		Namespaces: namespaces, APIGroup: c.APIGroup, GPUGroups: c.GPUGroups,
-		StalledLoad: stalledLoad, SyncTimeout: time.Duration(c.SyncTimeout),
+		StalledLoad: stalledLoad, ColdStart: coldStart, SyncTimeout: time.Duration(c.SyncTimeout),
 		Activator: func(ref k8sdiscovery.Ref) routing.Activator { return waker.Handle(ref) },
 		OnStalled: metrics.StalledLoad,
 	})
