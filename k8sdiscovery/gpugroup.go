@@ -22,7 +22,8 @@ const (
 const (
 	signalGap     = 250 * time.Millisecond // at least, between two signals for a model
 	signalRetry   = 2 * time.Second
-	clearDeadline = 5 * time.Second // for all signals, when the waker is closed
+	signalNobody  = 30 * time.Second // until a group is looked for again that was not there
+	clearDeadline = 5 * time.Second  // for all signals, when the waker is closed
 )
 
 // A line is the calls that wait for a model, and what its GPUGroup was told of
@@ -34,10 +35,11 @@ type line struct {
 	arrived int       // since last counted
 	since   time.Time // when the first of those that wait came
 
-	// What the group was told, for the goroutine that tells it.
+	// What the group was told, for the one goroutine that tells it.
 	told      int
 	toldSince time.Time
 	toldAt    time.Time // or tried to
+	lookAt    time.Time // for a group, none having been there
 	group     Ref       // which was told
 	failing   bool
 }
@@ -60,17 +62,20 @@ func (h *Handle) Waiting(model string, calls int) {
 	}
 }
 
-// signal tells GPUGroups how many calls wait for their models.
+// signal tells GPUGroups how many calls wait for their models, each on its own:
+// one that takes its time holds up no other.
 func (w *Waker) signal() {
 	for {
 		h, shutdown := w.signals.Get()
 		if shutdown {
 			return
 		}
-		if again := h.signal(w.ctx); again > 0 {
-			w.signals.AddAfter(h, again)
-		}
-		w.signals.Done(h)
+		w.running.Go(func() {
+			defer w.signals.Done(h) // not before may another take it up
+			if again := h.signal(w.ctx); again > 0 {
+				w.signals.AddAfter(h, again)
+			}
+		})
 	}
 }
 
@@ -84,7 +89,7 @@ func (h *Handle) signal(ctx context.Context) (again time.Duration) {
 	if calls == l.told && (calls == 0 || since.Equal(l.toldSince)) {
 		return 0
 	}
-	if gap := signalGap - time.Since(l.toldAt); gap > 0 {
+	if gap := max(signalGap-time.Since(l.toldAt), time.Until(l.lookAt)); gap > 0 {
 		return gap
 	}
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
@@ -93,7 +98,7 @@ func (h *Handle) signal(ctx context.Context) (again time.Duration) {
 	switch {
 	case err == nil:
 		l.failing = false
-		return 0
+		return max(0, time.Until(l.lookAt))
 	case !l.failing && ctx.Err() == nil && !isRefused(err):
 		h.w.c.logger().Warn("a GPUGroup could not be told how many calls wait",
 			zap.Stringer("model", h.ref.key()), zap.Error(err))
@@ -110,19 +115,15 @@ func (h *Handle) tell(ctx context.Context, calls int, since time.Time) error {
 		return h.untell(ctx)
 	}
 	if l.told == 0 {
-		ref, err := h.find(ctx)
-		if err != nil || ref.Kind == KindModel {
-			return err
-		}
-		obj, err := h.w.get(ctx, ref)
+		group, err := h.findGroup(ctx)
 		if err != nil {
 			return err
 		}
-		name, err := h.w.gpuGroupOf(ctx, ref, obj.Object)
-		if err != nil || name == "" {
-			return err
+		if group.Name == "" {
+			l.lookAt = time.Now().Add(signalNobody)
+			return nil
 		}
-		l.group = Ref{Group: ref.Group, Namespace: ref.Namespace, Name: name}
+		l.group = group
 	}
 	// Even if the answer is lost there is something to clear.
 	l.told, l.toldSince = calls, since
@@ -145,6 +146,20 @@ func (h *Handle) tell(ctx context.Context, calls int, since time.Time) error {
 		f(l.group.Name, model, arrived)
 	}
 	return nil
+}
+
+// findGroup returns the model's GPUGroup, without a name if it has none.
+func (h *Handle) findGroup(ctx context.Context) (Ref, error) {
+	ref, err := h.find(ctx)
+	if err != nil || ref.Kind == KindModel {
+		return Ref{}, err
+	}
+	obj, err := h.w.get(ctx, ref)
+	if err != nil {
+		return Ref{}, err
+	}
+	name, err := h.w.gpuGroupOf(ctx, ref, obj.Object)
+	return Ref{Group: ref.Group, Namespace: ref.Namespace, Name: name}, err
 }
 
 // untell writes to the group that nobody waits.
@@ -173,7 +188,7 @@ func (h *Handle) annotate(ctx context.Context, depth, since any) error {
 }
 
 // clearSignals tells every group that was told otherwise that nobody waits. The
-// goroutine that tells them has ended.
+// goroutines that tell them have ended.
 func (w *Waker) clearSignals() {
 	ctx, cancel := context.WithTimeout(w.c.ctx, clearDeadline)
 	defer cancel()

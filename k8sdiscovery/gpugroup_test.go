@@ -3,7 +3,9 @@ package k8sdiscovery
 import (
 	"fmt"
 	"net/http"
+	"strings"
 	"testing"
+	"time"
 )
 
 func TestGPUGroupSignals(t *testing.T) {
@@ -131,7 +133,7 @@ func TestNoGPUGroupNoSignal(t *testing.T) {
 			}
 			h := w.Handle(at(tt.ref))
 			h.Waiting("x", 2)
-			if again := h.signal(t.Context()); again != 0 {
+			if again := h.signal(t.Context()); again != 0 && again < signalNobody-time.Second {
 				t.Errorf("tried again in %s", again)
 			}
 			if err := h.Activate(t.Context(), "x"); err != nil {
@@ -147,4 +149,63 @@ func TestNoGPUGroupNoSignal(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A group that is not there is not looked for at each change of the queue, but
+// now and then it is.
+func TestNoGPUGroupIsRemembered(t *testing.T) {
+	a, c, _ := newPatches(t)
+	w := c.Waker(WakerConfig{GPUGroups: true})
+	w.upkeep, w.signals = nopQueue{}, nopQueue{}
+	defer w.Close()
+	a.put(deploymentPath, "spec: {replicas: 0, gpuGroupRef: g}")
+	h := w.Handle(at("a/d/models/x"))
+	look := []string{"GET " + deploymentPath, "GET " + groupPath}
+	h.Waiting("x", 1)
+	h.signal(t.Context())
+	check(t, "the first call", a.requests(), look)
+	for calls := 2; calls < 10; calls++ {
+		h.Waiting("x", calls)
+		h.line.toldAt = time.Time{} // as if it were later
+		if again := h.signal(t.Context()); again <= 0 || again > signalNobody {
+			t.Errorf("the group is looked for in %s", again)
+		}
+	}
+	check(t, "further calls", a.requests(), nil)
+
+	a.put(groupPath, "{}")
+	h.line.lookAt = time.Now()
+	if again := h.signal(t.Context()); again != 0 {
+		t.Errorf("what was told is told again in %s", again)
+	}
+	check(t, "later", a.requests(), append(look, "PATCH "+groupPath))
+	if got := a.get(groupPath, "metadata", "annotations", "flexinfer.ai/queue.x"); got != "9" {
+		t.Errorf("the group was told %q", got)
+	}
+}
+
+// Groups of which the API server says nothing hold up no other.
+func TestGPUGroupsDoNotWaitForEachOther(t *testing.T) {
+	a, c, _ := newPatches(t)
+	w := c.Waker(WakerConfig{GPUGroups: true})
+	defer w.Close()
+	held := make(chan struct{})
+	defer close(held)
+	a.hold = func(r *http.Request) {
+		if strings.Contains(r.URL.Path, "slow") {
+			select {
+			case <-held:
+			case <-r.Context().Done():
+			}
+		}
+	}
+	a.put(deploymentPath, "spec: {replicas: 0, gpuGroupRef: g}")
+	a.put(groupPath, "{}")
+	for i := range 8 {
+		name := fmt.Sprintf("slow-%d", i)
+		slow := w.Handle(at("a/d/models/" + name))
+		slow.Waiting(name, 1)
+	}
+	w.Handle(at("a/d/models/x")).Waiting("x", 3)
+	a.await(func() bool { return a.get(groupPath, "metadata", "annotations", "flexinfer.ai/queue.x") == "3" })
 }

@@ -28,7 +28,8 @@ type patches struct {
 	objects map[string]map[string]any // by path, without /status
 	log     []string                  // of the requests
 	fail    func(r *http.Request) (status int, reason string)
-	changed chan struct{} // closed after each request
+	hold    func(r *http.Request) // returns when the request may be looked at
+	changed chan struct{}         // closed after each request
 }
 
 // newPatches returns an API server and a cluster that is connected to it. Warnings
@@ -105,6 +106,9 @@ func (a *patches) await(what func() bool) {
 }
 
 func (a *patches) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if a.hold != nil {
+		a.hold(r)
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	defer func() {
