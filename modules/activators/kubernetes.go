@@ -34,7 +34,7 @@ func init() {
 // since when, in its annotations.
 //
 // The gateway's service account needs these rights in the namespace: get models,
-// get and patch models/status; get and patch modeldeployments, patch
+// patch models/status; get and patch modeldeployments, patch
 // modeldeployments/status; with `gpu_groups`, get and patch gpugroups.
 type Kubernetes struct {
 	// The namespace of the resource. Default: the first namespace of the

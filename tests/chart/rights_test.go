@@ -29,10 +29,10 @@ func verbs(t *testing.T, rules []rbacv1.PolicyRule) []string {
 // Rights are these and no others.
 func TestRights(t *testing.T) {
 	flexinfer := func(groups ...string) []string {
-		rights := []string{"/services: get list watch", "discovery.k8s.io/endpointslices: get list watch"}
+		rights := []string{"/services: list watch", "discovery.k8s.io/endpointslices: list watch"}
 		for _, g := range groups {
 			rights = append(rights,
-				g+"/models: get list watch", g+"/loraadapters: get list watch", g+"/models/status: patch",
+				g+"/models: get list watch", g+"/loraadapters: list watch", g+"/models/status: patch",
 				g+"/modeldeployments: get list watch patch", g+"/modeldeployments/status: patch")
 		}
 		return rights
@@ -46,7 +46,7 @@ func TestRights(t *testing.T) {
 		{"default", ``, []string{"models"}, flexinfer(both...)},
 		{"several namespaces", `kubernetes: {namespaces: [a, b, a]}`, []string{"a", "b"}, flexinfer(both...)},
 		{"one group", `kubernetes: {apiGroup: ai.flexinfer}`, []string{"models"}, flexinfer("ai.flexinfer")},
-		{"pods", `kubernetes: {pods: true}`, []string{"models"}, append(flexinfer(both...), "/pods: get list watch")},
+		{"pods", `kubernetes: {pods: true}`, []string{"models"}, append(flexinfer(both...), "/pods: list watch")},
 		{
 			"gpu groups", `kubernetes: {gpuGroups: true, apiGroup: ai.flexinfer}`,
 			[]string{"models"}, append(flexinfer("ai.flexinfer"), "ai.flexinfer/gpugroups: get list watch patch"),

@@ -44,17 +44,18 @@ func may(t *testing.T, account *cluster.Account, namespace, what string) bool {
 
 // What the rights of the chart come to, as the API server sees it.
 func TestRightsInCluster(t *testing.T) {
-	read := []string{"get", "list", "watch"}
+	see := []string{"list", "watch"}
+	read := append(see[:2:2], "get") // what is written to, too
 	always := map[string][]string{
-		"endpointslices.discovery.k8s.io": read,
-		"services":                        read,
+		"endpointslices.discovery.k8s.io": see,
+		"services":                        see,
 	}
 	for _, group := range []string{"ai.flexinfer", "inference.flexinfer.ai"} {
 		always["models."+group] = read
 		always["models/status."+group] = []string{"patch"}
 		always["modeldeployments."+group] = append(read[:3:3], "patch")
 		always["modeldeployments/status."+group] = []string{"patch"}
-		always["loraadapters."+group] = read
+		always["loraadapters."+group] = see
 	}
 	with := func(more map[string][]string) map[string][]string {
 		all := maps.Clone(always)
@@ -67,7 +68,7 @@ func TestRightsInCluster(t *testing.T) {
 		want      map[string][]string
 	}{
 		"default":        {``, false, always},
-		"pods":           {`kubernetes: {pods: true}`, false, with(map[string][]string{"pods": read})},
+		"pods":           {`kubernetes: {pods: true}`, false, with(map[string][]string{"pods": see})},
 		"all namespaces": {`kubernetes: {namespaces: ["*"]}`, true, always},
 		"gpu groups": {`kubernetes: {gpuGroups: true}`, false, with(map[string][]string{
 			"gpugroups.ai.flexinfer": append(read[:3:3], "patch"), "gpugroups.inference.flexinfer.ai": append(read[:3:3], "patch"),

@@ -4,17 +4,20 @@
 {{- $groups := ternary (list .apiGroup) (list "ai.flexinfer" "inference.flexinfer.ai") (ne .apiGroup "") | toJson -}}
 - apiGroups: [discovery.k8s.io]
   resources: [endpointslices]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 - apiGroups: [""]
   resources: [services]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 {{- if .pods }}
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 {{- end }}
 - apiGroups: {{ $groups }}
-  resources: [models, loraadapters]
+  resources: [loraadapters]
+  verbs: [list, watch]
+- apiGroups: {{ $groups }}
+  resources: [models]
   verbs: [get, list, watch]
 # status.lastActiveTime wakes a Model and keeps it awake
 - apiGroups: {{ $groups }}
