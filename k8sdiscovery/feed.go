@@ -14,11 +14,13 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// How long a burst of events is gathered before those who watch look at what
-// has come of it: four times as long as the last look took, within bounds, so
-// that endless churn costs about a fifth of a core, not all of it.
+// How long after those who watch looked at what has come of some events they
+// look again: four times as long as the look took, within bounds, so that
+// endless churn costs about a fifth of a core, not all of it. What is made of it
+// elsewhere takes some milliseconds, too. The first event after a quiet time
+// does not wait.
 const (
-	coalesceMin = 5 * time.Millisecond
+	coalesceMin = 20 * time.Millisecond
 	coalesceMax = 40 * time.Millisecond
 )
 
@@ -208,15 +210,14 @@ func (f *feed) run(ctx context.Context, r *cache.Reflector) {
 
 // deliver has the watchers look at what came, until ctx is done.
 func (f *feed) deliver(ctx context.Context) {
-	timer := time.NewTimer(0)
+	timer := time.NewTimer(0) // when what comes is looked at, at the earliest
 	defer timer.Stop()
-	for pause := coalesceMin; ; {
+	for {
 		select {
 		case <-f.wake:
 		case <-ctx.Done():
 			return
 		}
-		timer.Reset(pause)
 		select {
 		case <-timer.C:
 		case <-ctx.Done():
@@ -230,7 +231,7 @@ func (f *feed) deliver(ctx context.Context) {
 		for w := range dirty {
 			w.flush()
 		}
-		pause = min(max(4*time.Since(began), coalesceMin), coalesceMax)
+		timer.Reset(min(max(4*time.Since(began), coalesceMin), coalesceMax))
 	}
 }
 

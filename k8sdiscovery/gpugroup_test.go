@@ -203,9 +203,12 @@ func TestGPUGroupsDoNotWaitForEachOther(t *testing.T) {
 	a.put(groupPath, "{}")
 	for i := range 8 {
 		name := fmt.Sprintf("slow-%d", i)
-		slow := w.Handle(at("a/d/models/" + name))
-		slow.Waiting(name, 1)
+		w.Handle(at("a/d/models/"+name)).Waiting(name, 1)
 	}
+	began := time.Now()
 	w.Handle(at("a/d/models/x")).Waiting("x", 3)
 	a.await(func() bool { return a.get(groupPath, "metadata", "annotations", "flexinfer.ai/queue.x") == "3" })
+	if took := time.Since(began); took > writeTimeout/2 {
+		t.Errorf("a group was told after %s", took)
+	}
 }
