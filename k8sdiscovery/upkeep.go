@@ -33,8 +33,11 @@ func (u *use) written(t time.Time) { u.due.Store(t.Add(upkeepAge).UnixNano()) }
 
 func (u *use) isDue() bool { return time.Now().UnixNano() >= u.due.Load() }
 
-// Use implements [routing.Keeper].
-func (h *Handle) Use(string) (done func()) {
+// Use implements [routing.Keeper]. Background calls leave no trace.
+func (h *Handle) Use(_ string, background bool) (done func()) {
+	if background {
+		return func() {}
+	}
 	u := &h.use
 	u.calls.Add(1)
 	if !u.used.Load() {

@@ -189,7 +189,7 @@ func TestClosedWaker(t *testing.T) {
 	w := c.Waker(WakerConfig{GPUGroups: true})
 	h := w.Handle(at("a/d/models/x"))
 	w.Close()
-	h.Use("x")()
+	h.Use("x", false)()
 	h.Waiting("x", 1) // neither starts anything
 	if w.upkeep != nil {
 		t.Error("a closed waker has begun to work")
@@ -258,13 +258,13 @@ func TestUseStartsUpkeep(t *testing.T) {
 	a.put(modelPath, "{}")
 	h := w.Handle(at("a/m/models/x"))
 	for range 100 {
-		defer h.Use("x")()
+		defer h.Use("x", false)()
 	}
 	a.await(func() bool { return recent(a.get(modelPath, "status", "lastActiveTime")) })
 	if n := h.use.calls.Load(); n != 100 {
 		t.Errorf("%d calls", n)
 	}
-	if n := testing.AllocsPerRun(100, func() { h.Use("x")() }); n != 0 {
+	if n := testing.AllocsPerRun(100, func() { h.Use("x", false)() }); n != 0 {
 		t.Errorf("a call allocates %v times", n)
 	}
 }

@@ -215,13 +215,13 @@ func TestIdleProcessIsStopped(t *testing.T) {
 		x.Grace = caddy.Duration(time.Second)
 		x.IdleTimeout = new(caddy.Duration(300 * time.Millisecond))
 		load(t, x)
-		done := x.Use("m")
+		done := x.Use("m", false)
 		n := wake(t, x, address)
 		done()
 		eventually(t, x, routing.Asleep, "")
 
 		// A call comes while it stops.
-		done = x.Use("m")
+		done = x.Use("m", false)
 		activate(t, x)
 		if runs(n) {
 			t.Errorf("%s: it is started before the other has ended", role)
@@ -293,7 +293,7 @@ func TestReloadWithAnotherCommand(t *testing.T) {
 	address := freeAddress(t)
 	one := load(t, engineOn(t, address, ""))
 	n := wake(t, one, address)
-	done := one.Use("m")
+	done := one.Use("m", false)
 
 	two := engineOn(t, address, "slow")
 	failed := load(t, engineOn(t, address, "noise"))
@@ -321,7 +321,7 @@ func TestCallsEndBeforeTheProcess(t *testing.T) {
 	address := freeAddress(t)
 	x := load(t, engineOn(t, address, ""))
 	n := wake(t, x, address)
-	done := x.Use("m")
+	done := x.Use("m", false)
 	unload(t, x)
 	if again := pid(t, address); again != n {
 		t.Error("it has ended with a call under way")
@@ -344,7 +344,7 @@ func TestReloadWhileItStarts(t *testing.T) {
 	one.Command[1] = freeAddress(t) // where nobody looks
 	load(t, one)
 	eventually(t, one, routing.Asleep, "refused")
-	defer one.Use("m")()
+	defer one.Use("m", false)()
 	activate(t, one)
 	eventually(t, one, routing.Asleep, "")
 	one.engine.mu.Lock()
@@ -369,7 +369,7 @@ func TestManyUseItAtOnce(t *testing.T) {
 		go func() {
 			served := 0
 			for range 50 {
-				done := x.Use("m")
+				done := x.Use("m", false)
 				s, changed := x.State()
 				if s.Phase == routing.Serving {
 					served++

@@ -152,7 +152,7 @@ func TestIdleIsStopped(t *testing.T) {
 		h.IdleTimeout = new(caddy.Duration(time.Minute))
 		load(t, h)
 		wait(30 * time.Second)
-		one, two := h.Use("m"), h.Use("m")
+		one, two := h.Use("m", false), h.Use("m", false)
 		wait(time.Hour)
 		one()
 		wait(time.Hour)
@@ -166,7 +166,7 @@ func TestIdleIsStopped(t *testing.T) {
 		wantState(t, h, routing.Asleep, "being stopped")
 
 		// It still answers, and is to be awake again.
-		done := h.Use("m")
+		done := h.Use("m", false)
 		activate(t, h)
 		wait(time.Second)
 		wantState(t, h, routing.Serving, "")
@@ -239,7 +239,7 @@ func TestReloadOfHTTP(t *testing.T) {
 		b.up = true
 		one := load(t, b.http())
 		wait(time.Second)
-		done := one.Use("m")
+		done := one.Use("m", false)
 
 		failing := b.http()
 		failing.IdleTimeout = new(caddy.Duration(time.Second))

@@ -99,7 +99,9 @@ func (k *Kubernetes) Activate(ctx context.Context, model string) error {
 }
 
 // Use implements [routing.Keeper].
-func (k *Kubernetes) Use(model string) (done func()) { return k.of(model).Use(model) }
+func (k *Kubernetes) Use(model string, background bool) (done func()) {
+	return k.of(model).Use(model, background)
+}
 
 // Waiting implements [routing.Herald].
 func (k *Kubernetes) Waiting(model string, calls int) { k.of(model).Waiting(model, calls) }

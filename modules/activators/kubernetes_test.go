@@ -86,7 +86,7 @@ func TestKubernetesNamesItsResource(t *testing.T) {
 			if first := k.of(tt.model); k.of(tt.model) != first {
 				t.Error("another handle for the same model")
 			}
-			k.Use(tt.model)()
+			k.Use(tt.model, false)()
 			k.Waiting(tt.model, 1)
 		})
 	}

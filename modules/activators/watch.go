@@ -113,7 +113,7 @@ func (w *Watch) Activate(ctx context.Context, model string) error {
 }
 
 // Use implements [routing.Keeper].
-func (w *Watch) Use(model string) (done func()) { return w.engine.use(model) }
+func (w *Watch) Use(model string, _ bool) (done func()) { return w.engine.use(model) }
 
 // State implements [routing.Watcher].
 func (w *Watch) State() (routing.State, <-chan struct{}) { return w.engine.State() }

@@ -155,8 +155,9 @@ type Activator interface {
 // A Keeper is an activator that wants to know of the calls for its models.
 type Keeper interface {
 	// Use says that a call for the model begins. The caller calls done when
-	// the call has ended, once. Neither does I/O.
-	Use(model string) (done func())
+	// the call has ended, once. Neither does I/O. A background call is one
+	// that is no reason to keep the model awake once it has ended.
+	Use(model string, background bool) (done func())
 }
 
 // A Herald is an activator that tells others how many calls wait.

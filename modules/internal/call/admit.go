@@ -98,8 +98,8 @@ func (c *Call) prime() queue.Try {
 	}
 	lease := c.take(d)
 	c.primed = true
-	if k, ok := m.Activator.(routing.Keeper); ok && !c.background && lease != nil && !c.isUsed() {
-		c.uses(k.Use(m.Name))
+	if k, ok := m.Activator.(routing.Keeper); ok && lease != nil && !c.isUsed() {
+		c.uses(k.Use(m.Name, c.background))
 	}
 	return queue.Went
 }

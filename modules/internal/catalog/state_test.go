@@ -18,7 +18,7 @@ type waker struct{ state routing.State }
 
 func (waker) Activate(context.Context, string) error    { return nil }
 func (w waker) State() (routing.State, <-chan struct{}) { return w.state, nil }
-func (waker) Use(string) (done func())                  { return func() {} }
+func (waker) Use(string, bool) (done func())            { return func() {} }
 func spec(address string) routing.Spec                  { return routing.Spec{Scheme: "http", Address: address} }
 func traits(phase routing.Phase) *routing.Traits {
 	return &routing.Traits{State: routing.State{Phase: phase}}
