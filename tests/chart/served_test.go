@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -264,10 +265,13 @@ func TestServesFlexInfer(t *testing.T) {
 // chat returns the body of a chat.
 func chat(model string) string { return fmt.Sprintf(`{"model":%q}`, model) }
 
-// served reports whether a pod answers a call for the model.
+// served reports whether a pod answers a call for the model soon. A call for one
+// without pods waits for them.
 func served(t *testing.T, g *harness.Gateway, model string) bool {
 	t.Helper()
-	res, err := g.Try(t.Context(), http.MethodPost, "/v1/chat/completions", chat(model))
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	res, err := g.Try(ctx, http.MethodPost, "/v1/chat/completions", chat(model))
 	return err == nil && res.Status == http.StatusOK &&
 		strings.HasSuffix(harness.Decode[struct{ Upstream string }](t, res.Body).Upstream, ":8000")
 }
