@@ -26,8 +26,7 @@ type counter struct{ flushes atomic.Int32 }
 func (c *counter) observe(_, _ metav1.Object) {}
 func (c *counter) flush()                     { c.flushes.Add(1) }
 
-// An event that comes alone is looked at when it comes, those of a burst
-// together.
+// Events are looked at soon, but for those of endless churn.
 func TestDeliver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &feed{wake: make(chan struct{}, 1), dirty: make(map[watcher]struct{})}
@@ -42,24 +41,26 @@ func TestDeliver(t *testing.T) {
 			f.rouse()
 			synctest.Wait()
 		}
-		for round := range 3 {
-			time.Sleep(time.Second)
-			w.flushes.Store(0)
-			event()
-			if w.flushes.Load() != 1 {
-				t.Errorf("round %d: the first event after a second is not looked at at once", round)
-			}
-			for range 9 {
-				event()
-			}
-			if n := w.flushes.Load(); n != 1 {
-				t.Errorf("round %d: a burst is looked at %d times", round, n)
-			}
-			time.Sleep(coalesceMin)
+		wait := func(d time.Duration, want int32) {
+			t.Helper()
+			time.Sleep(d)
 			synctest.Wait()
-			if n := w.flushes.Load(); n != 2 {
-				t.Errorf("round %d: after the pause a burst has been looked at %d times, want 2", round, n)
+			if n := w.flushes.Load(); n != want {
+				t.Errorf("looked %d times, want %d", n, want)
 			}
+		}
+		for range 3 {
+			w.flushes.Store(0)
+			for i := range int32(churnLooks) {
+				event()
+				event() // of the same burst
+				wait(0, i)
+				wait(coalesceMin, i+1)
+			}
+			event()
+			wait(coalesceMin, churnLooks)
+			wait(coalesceChurn-coalesceMin, churnLooks+1)
+			time.Sleep(time.Second)
 		}
 	})
 }

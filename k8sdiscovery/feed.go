@@ -14,14 +14,17 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// How long after those who watch looked at what has come of some events they
-// look again: four times as long as the look took, within bounds, so that
-// endless churn costs about a fifth of a core, not all of it. What is made of it
-// elsewhere takes some milliseconds, too. The first event after a quiet time
-// does not wait.
+// How long a burst of events is gathered before those who watch look at what
+// has come of it: four times as long as the last look took, within bounds. What
+// is made of it elsewhere takes some milliseconds, so that the lower bound is a
+// higher one in endless churn: after many looks without a quiet time.
 const (
-	coalesceMin = 20 * time.Millisecond
-	coalesceMax = 40 * time.Millisecond
+	coalesceMin   = 5 * time.Millisecond
+	coalesceChurn = 20 * time.Millisecond
+	coalesceMax   = 40 * time.Millisecond
+
+	churnLooks = 20
+	quiet      = 100 * time.Millisecond
 )
 
 // all is the key under which a watcher is told of every object of a feed.
@@ -210,14 +213,19 @@ func (f *feed) run(ctx context.Context, r *cache.Reflector) {
 
 // deliver has the watchers look at what came, until ctx is done.
 func (f *feed) deliver(ctx context.Context) {
-	timer := time.NewTimer(0) // when what comes is looked at, at the earliest
+	timer := time.NewTimer(0)
 	defer timer.Stop()
-	for {
+	looks, last := 0, time.Now()
+	for pause := coalesceMin; ; {
 		select {
 		case <-f.wake:
 		case <-ctx.Done():
 			return
 		}
+		if time.Since(last) > quiet {
+			looks, pause = 0, coalesceMin
+		}
+		timer.Reset(pause)
 		select {
 		case <-timer.C:
 		case <-ctx.Done():
@@ -231,7 +239,12 @@ func (f *feed) deliver(ctx context.Context) {
 		for w := range dirty {
 			w.flush()
 		}
-		timer.Reset(min(max(4*time.Since(began), coalesceMin), coalesceMax))
+		last = time.Now()
+		least := coalesceMin
+		if looks++; looks >= churnLooks {
+			least = coalesceChurn
+		}
+		pause = min(max(4*last.Sub(began), least), coalesceMax)
 	}
 }
 
