@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -36,8 +37,7 @@ type instance struct {
 	strategy     routing.Strategy
 	strategyName string
 	naming       sync.Mutex
-	named        map[[2]string]routing.Strategy // see strategyOf
-	unload       []context.CancelFunc           // unloads those
+	named        map[[2]string]namedStrategy // see strategyOf
 	catalog      *catalog.Catalog
 
 	cluster         *sources.Cluster // Kubernetes, or its defaults; nil if nobody needs one
@@ -73,7 +73,7 @@ func Of(ctx caddy.Context) (*App, error) {
 // Provision sets up a.
 func (a *App) Provision(ctx caddy.Context) error {
 	a.ctx, a.logger = ctx, ctx.Logger()
-	a.named = make(map[[2]string]routing.Strategy)
+	a.named = make(map[[2]string]namedStrategy)
 	if err := a.applyEnvironment(a.logger); err != nil {
 		return err
 	}
@@ -232,6 +232,13 @@ func (a *App) newCatalog(cfg *catalog.Config) *catalog.Catalog {
 	cfg.Warn = func(model, problem string) {
 		a.logger.Warn("a model is not served as it asks for", zap.String("model", model), zap.String("problem", problem))
 	}
+	cfg.Woke = func(model string, took time.Duration, problem string) {
+		if problem == "" {
+			a.logger.Info("model is awake", zap.String("model", model), zap.Duration("duration", took))
+			return
+		}
+		a.logger.Warn("model did not wake", zap.String("model", model), zap.Duration("duration", took), zap.String("problem", problem))
+	}
 	c := catalog.New(*cfg)
 	a.catalogs = append(a.catalogs, c)
 	return c
@@ -298,8 +305,8 @@ func (a *App) Cleanup() error {
 	for _, c := range a.catalogs {
 		c.Close()
 	}
-	for _, unload := range a.unload {
-		unload()
+	for _, n := range a.named {
+		n.unload()
 	}
 	var errs []error
 	for _, l := range a.learning {

@@ -35,16 +35,19 @@ func (s shutdownWatcher) Handle(context.Context, caddy.Event) error {
 	}
 	begun := time.Now()
 	metrics.StartShutdown()
-	if st := live.Load(); st != nil {
-		st.lanes.Close() // what waits would hold up the rest, perhaps in vain
-	}
-	app, err := s.ctx.AppIfConfigured("http")
+	v, err := s.ctx.AppIfConfigured("http")
 	if err != nil {
 		return nil // nor can there be calls
 	}
+	app := v.(*caddyhttp.App)
+	if st := live.Load(); st != nil {
+		// Until then all is as it was. After that what waits would hold up
+		// the rest, perhaps in vain, and has other gateways to go to.
+		time.AfterFunc(time.Duration(app.ShutdownDelay), st.lanes.Close)
+	}
 	// What is registered runs when all servers have stopped, and before the
 	// last metrics are pushed.
-	for _, server := range app.(*caddyhttp.App).Servers {
+	for _, server := range app.Servers {
 		server.RegisterOnStop(func(ctx context.Context) error {
 			drained(ctx, begun)
 			return nil

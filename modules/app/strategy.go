@@ -1,10 +1,13 @@
 package app
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig"
@@ -44,14 +47,21 @@ func ParseStrategy(d *caddyfile.Dispenser) (json.RawMessage, error) {
 	return caddyconfig.JSONModuleObject(unm, "strategy", id, nil), nil
 }
 
+// A namedStrategy is one that a source has named.
+type namedStrategy struct {
+	routing.Strategy
+	since  time.Time
+	unload context.CancelFunc
+}
+
 // strategyOf returns the strategy that a source names for a model, with its
 // options as name=value pairs. Models that ask for the same share it.
 func (a *App) strategyOf(name, options string) (routing.Strategy, error) {
 	key := [2]string{name, options}
 	a.naming.Lock()
 	defer a.naming.Unlock()
-	if s, ok := a.named[key]; ok {
-		return s, nil
+	if n, ok := a.named[key]; ok {
+		return n.Strategy, nil
 	}
 	raw, err := a.parseNamed(name, options)
 	if err != nil {
@@ -68,9 +78,33 @@ func (a *App) strategyOf(name, options string) (routing.Strategy, error) {
 		cancel()
 		return nil, err
 	}
-	a.unload = append(a.unload, cancel)
-	a.named[key] = s
+	a.dropUnused()
+	a.named[key] = namedStrategy{s, time.Now(), cancel}
 	return s, nil
+}
+
+// dropUnused unloads the named strategies that no model has any more, once they
+// have become many: annotations change. The caller holds a.naming.
+func (a *App) dropUnused() {
+	const (
+		many  = 64
+		young = time.Minute // it may be on its way into a table
+	)
+	if len(a.named) < many {
+		return
+	}
+	used := make(map[routing.Strategy]bool)
+	for _, c := range a.catalogs {
+		for _, m := range c.Table().Models() {
+			used[m.Strategy] = true
+		}
+	}
+	for key, n := range a.named {
+		if !used[n.Strategy] && time.Since(n.since) > young {
+			n.unload()
+			delete(a.named, key)
+		}
+	}
 }
 
 // parseNamed turns a strategy's name and its options into a module's JSON.
@@ -97,5 +131,10 @@ func (a *App) parseNamed(name, options string) (json.RawMessage, error) {
 	}
 	d := caddyfile.NewDispenser(tokens)
 	d.Next()
-	return ParseStrategy(d)
+	raw, err := ParseStrategy(d)
+	if err != nil {
+		problem, _, _ := strings.Cut(err.Error(), ", at ") // there is no file
+		return nil, errors.New(problem)
+	}
+	return raw, nil
 }

@@ -143,7 +143,7 @@ func (p Phase) String() string {
 //
 // One that has models stay awake while they are used is a [Keeper] too, one
 // that tells others how many calls wait a [Herald], and one that finds out by
-// itself whether its model is awake a [Watcher].
+// itself whether its model is awake a [Watcher] and perhaps a [Doubter].
 type Activator interface {
 	// Activate asks for a model to be woken and returns as soon as that is
 	// under way; an error says that it is not. It is called once at a time
@@ -165,6 +165,13 @@ type Herald interface {
 	// Waiting says how many calls wait for the model now. It does no I/O; of
 	// calls in quick succession the last counts.
 	Waiting(model string, calls int)
+}
+
+// A Doubter is an activator that finds out anew whether its model is awake when
+// a call could not even connect to it.
+type Doubter interface {
+	// Refused says that a call could not. It does no I/O.
+	Refused()
 }
 
 // A Watcher is an activator of a single model that knows whether it is awake.

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/catalog"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/metrics"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/queue"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/refusal"
@@ -40,22 +41,74 @@ func (r *Rejection) Unwrap() error { return r.Refusal }
 // queue, and has an endpoint when it returns, which the first Next gives. The
 // error is a [Rejection], a [refusal.Refusal] or that of ctx.
 func (c *Call) Admit(ctx context.Context) error {
-	m := c.model
-	if err := c.mayWait(); err != nil {
-		c.gaveUp = true
-		return err
+	for range mostMoves {
+		err := c.mayWait()
+		if err == nil {
+			err = c.wait(ctx)
+		}
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, catalog.ErrMoved) || !c.move() {
+			c.gaveUp, c.refused = true, time.Now()
+			return c.refusalOf(err)
+		}
 	}
+	c.gaveUp, c.refused = true, time.Now()
+	return c.refusalOf(queue.ErrGone)
+}
+
+// mostMoves bounds how often a call goes on waiting for another of a label's
+// models.
+const mostMoves = 16
+
+// wait has the call wait for its model, if it has to. The error is ErrMoved if
+// another of its label's models serves meanwhile, or has taken its place.
+func (c *Call) wait(ctx context.Context) error {
+	m := c.model
 	if m.Lane != nil && len(m.Groups) > 0 && !c.isCounted() {
 		c.counts(m.Enter())
 	}
 	if !m.Waits() {
 		return nil
 	}
-	err := c.refusalOf(m.Queue().Enter(ctx, false, c.prime))
-	if err != nil {
-		c.gaveUp, c.refused = true, time.Now()
+	if c.group == nil {
+		return m.Queue().Enter(ctx, false, c.prime)
+	}
+	if m.State.Phase != routing.Serving {
+		var leave func()
+		ctx, leave = c.set.Lanes.Await(ctx, c.group.Label, m.Name)
+		defer leave()
+	}
+	err := m.Queue().Enter(ctx, false, c.prime)
+	if errors.Is(err, context.Canceled) {
+		err = context.Cause(ctx)
+	}
+	if errors.Is(err, queue.ErrGone) {
+		err = catalog.ErrMoved
 	}
 	return err
+}
+
+// move has the call go on to another of its label's models. It reports false if
+// nothing claims the label any more.
+func (c *Call) move() bool {
+	g := c.set.Lanes.Group(c.group.Label)
+	if g == nil {
+		return false
+	}
+	c.mu.Lock()
+	counted := c.counted
+	c.counted = nil
+	c.mu.Unlock()
+	if counted != nil {
+		counted.Add(-1)
+	}
+	c.group = g
+	c.choose()
+	c.edits, c.clamped = nil, ""
+	c.edit()
+	return true
 }
 
 // mayWait returns why the model is not for this call, or why the call may not
@@ -118,7 +171,7 @@ func (c *Call) refusalOf(err error) error {
 			return refusal.NotReady(c.asked, "it has no endpoint")
 		}
 		return refusal.QueueTimeout(c.asked)
-	case errors.Is(err, queue.ErrGone):
+	case errors.Is(err, queue.ErrGone), errors.Is(err, catalog.ErrMoved):
 		return refusal.Gone(c.asked)
 	}
 	e, ok := errors.AsType[*queue.StateError](err)

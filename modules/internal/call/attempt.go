@@ -53,9 +53,11 @@ func (c *Call) next(ctx context.Context) *routing.Lease {
 	} else {
 		c.model.Budget.Attempt()
 	}
-	d := c.pick(c.model.Snapshot)
-	if !d.Full || c.model.Lane == nil {
-		return c.take(d)
+	waits := c.model.Lane != nil
+	if !waits || c.model.State.Phase == routing.Serving {
+		if d := c.pick(c.model.Snapshot); !d.Full || !waits {
+			return c.take(d)
+		}
 	}
 	if c.model.Queue().Enter(ctx, again, c.prime) != nil {
 		return nil

@@ -3,6 +3,8 @@ package call
 import (
 	"net/http"
 	"slices"
+
+	"github.com/flexinfer/caddy-flexinfer/modules/routing"
 )
 
 // A Failure says what follows from an attempt that came to nothing.
@@ -37,6 +39,10 @@ func (c *Call) Failed(f Failure, reason string) (again bool) {
 	}
 	if id := lease.Endpoint().ID; !slices.Contains(c.request.Tried, id) {
 		c.request.Tried = append(c.request.Tried, id)
+	}
+	if d, ok := c.model.Activator.(routing.Doubter); ok && f == Unreached {
+		d.Refused()
+		c.set.Lanes.Refresh() // so that the next attempt waits if it sleeps
 	}
 	if !c.mayRetry(f) {
 		c.gaveUp = true

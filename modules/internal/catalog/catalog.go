@@ -6,6 +6,7 @@ package catalog
 import (
 	"context"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -69,6 +70,10 @@ type Config struct {
 
 	// Warn tells people what is wrong with a model. It may be nil.
 	Warn func(model, problem string)
+
+	// Woke tells people how long waking a model took, and why it did not
+	// wake if it did not. It may be nil.
+	Woke func(model string, took time.Duration, problem string)
 }
 
 // A Catalog keeps a Table up to date.
@@ -249,6 +254,10 @@ func (c *Catalog) build(prev *Table) *Table {
 	}
 	t.name(t.models[declared:])
 	for label, members := range t.claims {
+		if r, taken := t.names[label]; label == metrics.UnknownModel || taken && !members[0].declared && r.Model.declared {
+			c.cfg.Warn(members[0].Name, "its label "+strconv.Quote(label)+" is left out: the configuration has the name")
+			continue
+		}
 		g := c.labels[label]
 		if g == nil {
 			g = metrics.AcquireGroup(label, string(c.cfg.GroupMode))
@@ -278,7 +287,7 @@ func (c *Catalog) declared(t, prev *Table, d *Declaration, found []routing.Model
 	m := &Model{
 		Name: d.Name, Aliases: d.Aliases, Adapters: d.Adapters, Groups: d.Groups, Priority: d.Priority,
 		Strategy: d.Strategy, StrategyName: d.StrategyName,
-		Policy: d.Policy, Activator: d.Activator, State: from.state, from: from,
+		Policy: d.Policy, Activator: d.Activator, State: from.state, from: from, declared: true,
 	}
 	if m.State.Phase == routing.Serving && len(endpoints) == 0 {
 		_, knows := d.Activator.(routing.Watcher)
@@ -350,6 +359,9 @@ func (c *Catalog) finish(m, old *Model, service *routing.Spec, endpoints []routi
 	m.Snapshot = c.snapshot(m, old, service, endpoints)
 	if c.cfg.Lanes != nil {
 		m.Lane = c.cfg.Lanes.of(m.Name)
+	}
+	if name, woke := m.Name, c.cfg.Woke; woke != nil {
+		m.report = func(took time.Duration, problem string) { woke(name, took, problem) }
 	}
 }
 

@@ -79,7 +79,7 @@ func (g *Group) Pick(keys routing.Keys, dry bool) (m *Model, counted *atomic.Int
 	var outcome string
 	switch {
 	case len(ready) == 0:
-		m, outcome = g.Members[0], metrics.GroupNoReady
+		m, outcome = g.wakeable(), metrics.GroupNoReady
 	case len(ready) == 1:
 		m, outcome = ready[0], metrics.GroupSingle
 		if cut {
@@ -110,6 +110,18 @@ func (g *Group) ready() (ready []*Model, cut bool) {
 		}
 	}
 	return ready, false
+}
+
+// wakeable returns the first member that calls may wait for, or else the first.
+func (g *Group) wakeable() *Model {
+	for _, m := range g.Members {
+		switch m.State.Phase {
+		case routing.Stalled, routing.Parked, routing.Preempted:
+		default:
+			return m
+		}
+	}
+	return g.Members[0]
 }
 
 // byKey picks by the call's key or, if it has none that counts, in turn.

@@ -1,6 +1,9 @@
 package catalog
 
 import (
+	"context"
+	"errors"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -20,11 +23,73 @@ type Lanes struct {
 	mu     sync.Mutex
 	m      map[string]*Lane
 	live   *Catalog // whose models the lanes serve
+	movers map[*Mover]struct{}
 	closed bool
 }
 
+// A Mover is a call for a label that waits for one of the models that claim it.
+type Mover struct {
+	label, model string
+	move         context.CancelCauseFunc
+}
+
+// ErrMoved is the cause of a wait's end when another of the label's models
+// serves.
+var ErrMoved = errors.New("another model of the label serves")
+
+// Await returns a context that ends with ErrMoved as soon as another model than
+// this one serves the label. The caller calls leave in the end.
+func (l *Lanes) Await(ctx context.Context, label, model string) (_ context.Context, leave func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	v := &Mover{label, model, cancel}
+	l.mu.Lock()
+	l.movers[v] = struct{}{}
+	if l.live != nil {
+		v.look(l.live.Table()) // it may have happened just now
+	}
+	l.mu.Unlock()
+	return ctx, func() {
+		l.mu.Lock()
+		delete(l.movers, v)
+		l.mu.Unlock()
+		cancel(nil)
+	}
+}
+
+// look ends the wait if t has a model that serves.
+func (v *Mover) look(t *Table) {
+	if g := t.groups[v.label]; g != nil {
+		if ready, _ := g.ready(); len(ready) > 0 && !slices.ContainsFunc(ready, func(m *Model) bool { return m.Name == v.model }) {
+			v.move(ErrMoved)
+		}
+	}
+}
+
+// Group returns what claims a label in the newest configuration, nil if nothing
+// does.
+func (l *Lanes) Group(label string) *Group {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.live == nil {
+		return nil
+	}
+	return l.live.Table().groups[label]
+}
+
+// Refresh has the models of the newest configuration looked at anew.
+func (l *Lanes) Refresh() {
+	l.mu.Lock()
+	live := l.live
+	l.mu.Unlock()
+	if live != nil {
+		live.Refresh()
+	}
+}
+
 // NewLanes returns what a process has one of.
-func NewLanes() *Lanes { return &Lanes{m: make(map[string]*Lane)} }
+func NewLanes() *Lanes {
+	return &Lanes{m: make(map[string]*Lane), movers: make(map[*Mover]struct{})}
+}
 
 // of returns a model's lane.
 func (l *Lanes) of(name string) *Lane {
@@ -72,6 +137,9 @@ func (l *Lanes) update(c *Catalog, t *Table) {
 			lane.end()
 			delete(l.m, name)
 		}
+	}
+	for v := range l.movers {
+		v.look(t)
 	}
 }
 
@@ -125,6 +193,6 @@ func (m *Model) target() *queue.Target {
 	p := m.Policy
 	return &queue.Target{
 		Max: p.QueueMax, Timeout: p.QueueTimeout, ColdStart: p.ColdStart, Backoff: p.Backoff,
-		State: m.State, Activator: m.Activator, Metrics: m.Metrics,
+		State: m.State, Activator: m.Activator, Metrics: m.Metrics, Report: m.report,
 	}
 }

@@ -1,6 +1,7 @@
 package catalog
 
 import (
+	"context"
 	"errors"
 	"testing"
 	"time"
@@ -87,6 +88,45 @@ func TestLanesOfWhatIsBeingSetUp(t *testing.T) {
 	r.lanes.Serve(b)
 	a.Close()
 	r.goes(b, "x", "y")
+}
+
+// A call that waits for one of a label's models hears of another that serves.
+func TestMovers(t *testing.T) {
+	asleep, awake := traits(routing.Asleep), traits(routing.Serving)
+	for _, tr := range []*routing.Traits{asleep, awake} {
+		tr.Groups = []string{"chat"}
+	}
+	s := &source{models: []routing.Model{{Name: "a", Traits: asleep}, {Name: "b", Traits: asleep}}}
+	lanes := NewLanes()
+	c := New(Config{Ledger: ledger.New(ledger.Config{}), Lanes: lanes, Sources: []routing.Source{s}, Policy: new(Policy)})
+	defer c.Close()
+	lanes.Serve(c)
+	ctx, leave := lanes.Await(t.Context(), "chat", "a")
+	other, leaveOther := lanes.Await(t.Context(), "other", "a")
+	defer leaveOther()
+	c.Refresh()
+	if ctx.Err() != nil {
+		t.Error("moved although nothing serves")
+	}
+	s.set(true, routing.Model{Name: "a", Traits: asleep}, routing.Model{Name: "b", Traits: awake, Endpoints: []routing.Spec{spec("b:1")}})
+	c.Refresh()
+	if !errors.Is(context.Cause(ctx), ErrMoved) || other.Err() != nil {
+		t.Errorf("%v, and of another label %v", context.Cause(ctx), context.Cause(other))
+	}
+	leave()
+	if ctx, leave := lanes.Await(t.Context(), "chat", "a"); !errors.Is(context.Cause(ctx), ErrMoved) {
+		t.Error("what has happened already is not seen")
+	} else {
+		leave()
+	}
+	if ctx, leave := lanes.Await(t.Context(), "chat", "b"); ctx.Err() != nil {
+		t.Error("moved away from the one that serves")
+	} else {
+		leave()
+	}
+	if len(lanes.movers) != 1 {
+		t.Errorf("%d movers are left", len(lanes.movers))
+	}
 }
 
 // One that is never started leaves no lane behind.

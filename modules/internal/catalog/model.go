@@ -2,6 +2,7 @@ package catalog
 
 import (
 	"sync/atomic"
+	"time"
 
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/budget"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/metrics"
@@ -55,8 +56,10 @@ type Model struct {
 	Metrics   *metrics.Model
 	Decisions *metrics.Strategy
 
-	limited bool // an endpoint has a bound of its own
-	from    origin
+	declared bool // by the configuration
+	limited  bool // an endpoint has a bound of its own
+	report   func(took time.Duration, problem string)
+	from     origin
 }
 
 // Waits reports whether calls for the model may have to wait.

@@ -128,3 +128,51 @@ func TestModelsStay(t *testing.T) {
 		t.Errorf("b is %+v", m)
 	}
 }
+
+// Of a label's models of which none serves the first that can be waited for is
+// woken.
+func TestGroupThatSleeps(t *testing.T) {
+	of := func(p routing.Phase, priority int) *routing.Traits {
+		tr := traits(p)
+		tr.Groups, tr.Priority = []string{"chat"}, priority
+		return tr
+	}
+	for want, models := range map[string][]routing.Model{
+		"b": {{Name: "a", Traits: of(routing.Parked, 9)}, {Name: "b", Traits: of(routing.Asleep, 0)}, {Name: "c", Traits: of(routing.Asleep, 0)}},
+		"c": {{Name: "a", Traits: of(routing.Stalled, 0)}, {Name: "b", Traits: of(routing.Preempted, 0)}, {Name: "c", Traits: of(routing.Failed, 0)}},
+		"a": {{Name: "a", Traits: of(routing.Stalled, 0)}, {Name: "b", Traits: of(routing.Parked, 0)}},
+		"d": {{Name: "a", Traits: of(routing.Asleep, 0)}, {Name: "d", Traits: of(routing.Asleep, 9)}},
+	} {
+		c := New(Config{Ledger: ledger.New(ledger.Config{}), Lanes: NewLanes(), Sources: []routing.Source{&source{models: models}}, Policy: new(Policy)})
+		r, _ := c.Table().Resolve("chat")
+		if m, _ := r.Group.Pick(routing.FixedKeys{}, false); m.Name != want {
+			t.Errorf("%s is woken, want %s", m.Name, want)
+		}
+		c.Close()
+	}
+}
+
+// A cluster's label does not take what the configuration has, nor the name that
+// stands for all unknown models.
+func TestDeclaredNamesComeBeforeLabels(t *testing.T) {
+	tr := traits(routing.Serving)
+	tr.Groups = []string{"secret", "nick", "_unknown", "free"}
+	var warned int
+	c := New(Config{
+		Ledger: ledger.New(ledger.Config{}), Lanes: NewLanes(), Policy: new(Policy), Warn: func(_, _ string) { warned++ },
+		Models: []Declaration{
+			{Name: "secret", Aliases: []string{"nick"}, Sources: []routing.Source{block(nil, spec("s:1"))}, Policy: new(Policy)},
+			{Name: "own", Groups: []string{"own-label", "secret-too"}, Sources: []routing.Source{block(nil, spec("o:1"))}, Policy: new(Policy)},
+		},
+		Sources: []routing.Source{&source{models: []routing.Model{{Name: "evil", Traits: tr, Endpoints: []routing.Spec{spec("e:1")}}}}},
+	})
+	defer c.Close()
+	for name, want := range map[string]string{"secret": "secret", "nick": "secret", "free": "evil", "own-label": "own"} {
+		if r, ok := c.Table().Resolve(name); !ok || r.Model.Name != want {
+			t.Errorf("%s is %+v, want %s", name, r, want)
+		}
+	}
+	if _, ok := c.Table().Resolve("_unknown"); ok || warned != 3 {
+		t.Errorf("_unknown is known, or %d warnings are too few", warned)
+	}
+}

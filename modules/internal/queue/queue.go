@@ -51,10 +51,20 @@ type Target struct {
 
 	// Metrics records how calls wait.
 	Metrics *metrics.Model
+
+	// Report is told how long waking the model took, and why it did not wake
+	// if it did not. It may be nil.
+	Report func(took time.Duration, problem string)
 }
 
-// wait returns how long a call may wait.
-func (t *Target) wait() time.Duration { return max(t.Timeout, t.ColdStart) }
+// wait returns how long a call may wait: for a model that may have to wake, as
+// long as that may take at least.
+func (t *Target) wait() time.Duration {
+	if t.Activator == nil && t.State.Phase == routing.Serving {
+		return t.Timeout
+	}
+	return max(t.Timeout, t.ColdStart)
+}
 
 // A Queue is where the calls for one model wait.
 type Queue struct {
@@ -207,7 +217,7 @@ func (q *Queue) leave(w *waiter) {
 	}
 	q.resized()
 	if q.waiters.Len() == 0 && q.waking != nil && !q.serving() {
-		q.waking.cancel()
+		q.waking.leave()
 	}
 }
 

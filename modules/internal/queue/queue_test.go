@@ -404,6 +404,71 @@ func TestAnotherActivator(t *testing.T) {
 	})
 }
 
+// A model that goes back to sleep while calls wait is woken again.
+func TestFallsAsleepAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, routing.Asleep)
+		b.room.Store(1)
+		b.call(t.Context(), 0, false)
+		time.Sleep(time.Second)
+		b.set(func(t *Target) { t.State.Substage = "starting" })
+		time.Sleep(time.Second)
+		b.set(func(t *Target) { t.State.Substage = "" })
+		time.Sleep(2 * time.Second)
+		if n := b.asked.Load(); n != 2 {
+			t.Errorf("asked %d times", n)
+		}
+		b.phase(routing.Serving)
+		b.end()
+		b.went(0)
+	})
+}
+
+// Who waits for room only waits for as long as the queue allows; what a model
+// that may sleep takes to wake plays no part.
+func TestTimeoutWithoutActivator(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, routing.Serving)
+		b.set(func(t *Target) { t.Activator, t.Timeout = nil, 3*time.Second })
+		begun := time.Now()
+		b.call(t.Context(), 0, false)
+		b.calls.Wait()
+		if took := time.Since(begun); took != 3*time.Second || !errors.Is(b.errs[0], ErrTimeout) {
+			t.Errorf("%v after %s", b.errs[0], took)
+		}
+		b.end()
+	})
+}
+
+// What is told to the operator is more than what is told to clients, and the
+// activator knows when to ask again.
+func TestReports(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, routing.Asleep)
+		var problems []string
+		b.set(func(t *Target) {
+			t.Report = func(_ time.Duration, problem string) { problems = append(problems, problem) }
+			t.State.Message = "GET http://10.0.0.1/helth answered 404"
+		})
+		b.call(t.Context(), 0, false)
+		b.end()
+		b.set(func(t *Target) { t.Activator = tired{} })
+		b.call(t.Context(), 1, false)
+		b.end()
+		want := []string{"it was not ready within 1m0s: GET http://10.0.0.1/helth answered 404", "not yet"}
+		if e, ok := errors.AsType[*StateError](b.errs[1]); !slices.Equal(problems, want) || !ok || e.State.RetryAfter != 7*time.Second {
+			t.Errorf("%q, %v", problems, b.errs[1])
+		}
+	})
+}
+
+// tired is an activator that wants to be asked later.
+type tired struct{}
+
+func (tired) Activate(context.Context, string) error { return tired{} }
+func (tired) Error() string                          { return "not yet" }
+func (tired) RetryAfter() time.Duration              { return 7 * time.Second }
+
 // slow is an activator that returns long after its model serves.
 type slow struct{ err error }
 

@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -37,15 +38,30 @@ type waking struct {
 	by      routing.Activator
 	cancel  context.CancelFunc
 	changed chan struct{} // holds one: the target is another
+	end     time.Time     // of the time that it may take
+}
+
+// leave ends a waking that nobody waits for any more, unless its time is over
+// as well: then it is to be said that the model did not wake.
+func (w *waking) leave() {
+	const almost = 100 * time.Millisecond
+	if time.Until(w.end) > almost {
+		w.cancel()
+	}
 }
 
 // A wakeError says why a model did not wake.
 type wakeError struct {
 	reason string // as metrics call it
 	state  routing.State
+	final  bool   // to try again is no use
+	detail string // for the operator
 }
 
 func (e *wakeError) Error() string { return e.state.Message }
+
+// errAsleep says that a model went back to sleep while calls wait for it.
+var errAsleep = errors.New("it went back to sleep")
 
 // wake begins to wake the model if it sleeps and nobody does. The caller holds
 // mu.
@@ -54,7 +70,7 @@ func (q *Queue) wake(t *Target) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), t.ColdStart)
-	q.waking = &waking{begun: time.Now(), by: t.Activator, cancel: cancel, changed: make(chan struct{}, 1)}
+	q.waking = &waking{begun: time.Now(), by: t.Activator, cancel: cancel, changed: make(chan struct{}, 1), end: time.Now().Add(t.ColdStart)}
 	go q.run(ctx, q.waking, t)
 }
 
@@ -62,11 +78,20 @@ func (q *Queue) wake(t *Target) {
 // no call waits any more.
 func (q *Queue) run(ctx context.Context, w *waking, t *Target) {
 	defer w.cancel()
-	err := q.activate(ctx, t)
-	if err == nil {
-		err = q.await(ctx, w, t)
-	}
+	err := q.bring(ctx, w, t)
 	took := time.Since(w.begun)
+	if q.ran(t, took, err) && t.Report != nil {
+		problem := ""
+		if failure, ok := errors.AsType[*wakeError](err); ok {
+			problem = cmp.Or(failure.detail, failure.state.Message, failure.state.Phase.String())
+		}
+		t.Report(took, problem)
+	}
+}
+
+// ran notes what has come of a waking, and reports whether it was let go on to
+// its end.
+func (q *Queue) ran(t *Target, took time.Duration, err error) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.waking = nil
@@ -76,34 +101,45 @@ func (q *Queue) run(ctx context.Context, w *waking, t *Target) {
 	if err == nil {
 		q.woke = took
 		t.Metrics.Activated(took, true)
-		return
+		return true
 	}
 	if failure, ok := errors.AsType[*wakeError](err); ok {
 		t.Metrics.Activated(took, false)
 		t.Metrics.ActivationFailed(failure.reason)
 		q.endAll(&StateError{State: failure.state})
-		return
+		return true
 	}
 	t.Metrics.ActivationFailed(metrics.ActivationCancelled)
 	if now := q.target.Load(); now != nil && q.waiters.Len() > 0 { // came when the last had just left
 		q.wake(now)
 	}
+	return false
 }
 
-// activate asks for the model to be woken.
-func (q *Queue) activate(ctx context.Context, t *Target) error {
+// bring has the model woken until it serves, as often as may be.
+func (q *Queue) bring(ctx context.Context, w *waking, t *Target) error {
 	for retry := 1; ; retry++ {
 		err := t.Activator.Activate(ctx, q.model)
-		switch {
-		case err == nil:
-			return nil
-		case ctx.Err() != nil:
-			return q.over(ctx, t)
-		case retry > t.Backoff.Retries:
-			return &wakeError{metrics.ActivationScaleUp, routing.State{Phase: routing.Failed, Message: err.Error()}}
+		if err != nil {
+			err = notActivated(err)
+		} else {
+			err = q.await(ctx, w, t)
 		}
 		wait := t.Backoff.wait(retry)
-		t.Metrics.ActivationRetried(wait)
+		failure, _ := errors.AsType[*wakeError](err)
+		switch {
+		case err == nil, errors.Is(err, ErrGone), failure != nil && failure.final:
+			return err
+		case ctx.Err() != nil:
+			return q.over(ctx, t)
+		case errors.Is(err, errAsleep):
+			wait = againAfter
+			retry-- // whoever wakes it may have thought that nobody waits
+		case retry > t.Backoff.Retries:
+			return err
+		default:
+			t.Metrics.ActivationRetried(wait)
+		}
 		pause := time.NewTimer(wait)
 		select {
 		case <-pause.C:
@@ -114,9 +150,26 @@ func (q *Queue) activate(ctx context.Context, t *Target) error {
 	}
 }
 
+// againAfter is how soon a model is woken again that went back to sleep.
+const againAfter = time.Second
+
+// notActivated says that nobody could be told to wake the model. The
+// activator's error may say when to ask again.
+func notActivated(err error) *wakeError {
+	e := &wakeError{reason: metrics.ActivationScaleUp, state: routing.State{Phase: routing.Failed, Message: err.Error()}}
+	if later, ok := errors.AsType[interface {
+		error
+		RetryAfter() time.Duration
+	}](err); ok {
+		e.state.RetryAfter = later.RetryAfter()
+	}
+	return e
+}
+
 // await returns when the model serves.
 func (q *Queue) await(ctx context.Context, w *waking, t *Target) error {
 	failed := t.State.Phase == routing.Failed // when it began, and ever since
+	woke := false                             // it was seen to do something
 	grace := time.NewTimer(failedFor)
 	defer grace.Stop()
 	for {
@@ -124,14 +177,18 @@ func (q *Queue) await(ctx context.Context, w *waking, t *Target) error {
 		if now == nil {
 			return ErrGone
 		}
-		switch phase := now.State.Phase; {
+		phase := now.State.Phase
+		switch {
 		case phase == routing.Serving:
 			return nil
 		case phase == routing.Failed && !failed, refuses(phase):
-			return &wakeError{metrics.ActivationNotReady, now.State}
-		case phase != routing.Failed:
-			failed = false
+			return &wakeError{reason: metrics.ActivationNotReady, state: now.State, final: refuses(phase)}
+		case phase == routing.Asleep && now.State.Substage != "":
+			woke = true
+		case phase == routing.Asleep && woke:
+			return errAsleep
 		}
+		failed = failed && phase == routing.Failed
 		select {
 		case <-w.changed:
 		case <-grace.C:
@@ -148,8 +205,12 @@ func (q *Queue) over(ctx context.Context, t *Target) error {
 	if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return ctx.Err()
 	}
-	return &wakeError{metrics.ActivationNotReady, routing.State{
+	e := &wakeError{reason: metrics.ActivationNotReady, final: true, state: routing.State{
 		Phase:   routing.Failed,
 		Message: fmt.Sprintf("it was not ready within %s", t.ColdStart),
 	}}
+	if now := q.target.Load(); now != nil && now.State.Message != "" {
+		e.detail = e.state.Message + ": " + now.State.Message
+	}
+	return e
 }
