@@ -29,6 +29,10 @@ type plan struct {
 	interval time.Duration // between probes of one that is awake
 	idle     time.Duration // after which it is stopped; 0 is never
 	lever    lever
+
+	// inflight returns how many calls are under way where the engine
+	// answers, whoever has made them; nil if nobody counts them.
+	inflight func() int
 }
 
 // A lever switches an engine on and off.
@@ -187,6 +191,16 @@ func (e *engine) use(model string) (done func()) {
 			e.drained = nil
 		}
 	}
+}
+
+// busy reports whether calls are under way where the engine answers, also such
+// as it was not told of: they began before its model was one that sleeps, or
+// when it was asked elsewhere whether it is ready.
+func (e *engine) busy() bool {
+	e.mu.Lock()
+	plans := slices.Clone(e.plans)
+	e.mu.Unlock()
+	return slices.ContainsFunc(plans, func(p *plan) bool { return p.inflight != nil && p.inflight() > 0 })
 }
 
 // none returns a channel that is closed as soon as no call is under way. The

@@ -28,8 +28,8 @@ type HTTP struct {
 	// The request that stops it when it is idle. Without one it is never
 	// stopped, and idle_timeout is an error. Until it has ceased to answer,
 	// for 30 s at most, it is not started again. A gateway knows of its own
-	// calls only: where several serve the model, each would stop it under
-	// the others.
+	// calls only, and of all of those to the model's endpoints: where several
+	// gateways serve the model, each would stop it under the others.
 	StopRequest *Request `json:"stop,omitempty"`
 
 	Watch

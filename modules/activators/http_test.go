@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -178,6 +179,37 @@ func TestIdleIsStopped(t *testing.T) {
 		done()
 		wait(2 * time.Minute)
 		wantState(t, h, routing.Asleep, "connection refused")
+	})
+}
+
+// Calls that it was not told of keep it as well: they began before the reload.
+func TestUnknownCallsKeepIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBox()
+		b.up = true
+		var inflight atomic.Int64
+		inflight.Store(1)
+		h := b.http()
+		h.IdleTimeout = new(caddy.Duration(time.Minute))
+		if err := h.Provision(caddy.Context{Context: context.Background()}); err != nil {
+			t.Fatal(err)
+		}
+		h.Watches(func() int { return int(inflight.Load()) })
+		if err := h.Start(); err != nil {
+			t.Fatal(err)
+		}
+		defer unload(t, h)
+		wait(10 * time.Minute)
+		wantState(t, h, routing.Serving, "")
+		inflight.Store(0)
+		wait(50 * time.Second)
+		if got := b.requests(); got != "" {
+			t.Errorf("it was asked %q", got)
+		}
+		wait(2 * time.Minute)
+		if got := b.requests(); got != "POST /stop" {
+			t.Errorf("it was asked %q", got)
+		}
 	})
 }
 

@@ -145,16 +145,34 @@ func (e *engine) idleLeft(p *plan) (left time.Duration, ok bool) {
 	return time.Until(e.idleSince.Add(p.idle)), true
 }
 
+// idlePlan returns the plan by which the engine is to be stopped now for want of
+// calls, nil if it is not. The caller holds mu.
+func (e *engine) idlePlan() *plan {
+	p := e.plan()
+	if p == nil {
+		return nil
+	}
+	if left, ok := e.idleLeft(p); !ok || left > 0 {
+		return nil
+	}
+	return p
+}
+
 // stopIfIdle stops an engine that has had no call for long enough. Calls that
 // come meanwhile find it asleep.
 func (e *engine) stopIfIdle(ctx context.Context) {
 	e.mu.Lock()
-	p := e.plan()
+	p := e.idlePlan()
+	e.mu.Unlock()
 	if p == nil {
-		e.mu.Unlock()
 		return
 	}
-	if left, ok := e.idleLeft(p); !ok || left > 0 {
+	busy := e.busy() // without mu: it is not ours
+	e.mu.Lock()
+	if busy {
+		e.idleSince = time.Now()
+	}
+	if busy || e.idlePlan() != p {
 		e.mu.Unlock()
 		return
 	}

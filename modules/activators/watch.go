@@ -87,6 +87,11 @@ func (w *Watch) provision(key any, l lever) error {
 // Name says which model is woken; it is for the log alone.
 func (w *Watch) Name(model string) { w.model = model }
 
+// Watches gives w what counts the calls that are under way at the model's
+// endpoints, of all configurations. While there are any the model is not idle.
+// It is called before Start.
+func (w *Watch) Watches(inflight func() int) { w.plan.inflight = inflight }
+
 // Start begins to ask whether the model is awake, unless an earlier
 // configuration has.
 func (w *Watch) Start() error {
