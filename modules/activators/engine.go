@@ -71,7 +71,7 @@ type engine struct {
 
 	// What the probes say. A probe that began before the last turn is not
 	// believed.
-	known  chan struct{} // closed when the first is in; nil from then on
+	known  chan struct{} // closed when the first since it was in doubt is in; nil from then on
 	awake  bool
 	turn   int
 	misses int // in a row
@@ -280,6 +280,20 @@ func (e *engine) activate(ctx context.Context, p *plan, model string) error {
 	return err
 }
 
+// refused notes that a call could not connect to the engine: whether it is
+// awake is to be found out anew.
+func (e *engine) refused() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.awake || e.known != nil || e.plan() == nil {
+		return // no news
+	}
+	e.known = make(chan struct{})
+	e.turn++
+	e.publish()
+	e.look()
+}
+
 // unwanted notes that the calls that somebody woke it for wait no more.
 func (e *engine) unwanted() {
 	e.mu.Lock()
@@ -288,7 +302,8 @@ func (e *engine) unwanted() {
 	e.idleSince = time.Now()
 }
 
-// probing is the state until the first probe is in: calls wait for it.
+// probing is the state until a probe is in, at the start and when the engine
+// refuses calls, which wait for it.
 var probing = routing.State{Phase: routing.Asleep, Message: "it is not known yet whether it is awake", Substage: "probing"}
 
 // publish works out the state and tells those who wait for another. The caller

@@ -144,6 +144,48 @@ func TestNoticesWhoFallsAsleep(t *testing.T) {
 	})
 }
 
+// A call that finds no connection has the model asked at once.
+func TestCallIsRefused(t *testing.T) {
+	for name, tt := range map[string]struct {
+		up     bool
+		health int
+		phase  routing.Phase
+		starts string
+	}{
+		"it has gone": {phase: routing.Asleep, starts: "POST /start"},
+		"it loads":    {up: true, health: 503, phase: routing.Asleep, starts: "POST /start"},
+		"it is back":  {up: true, health: 200, phase: routing.Serving},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBox()
+				b.up = true
+				h := load(t, b.http())
+				wait(time.Second)
+				wantState(t, h, routing.Serving, "")
+				b.probed()
+				b.set(func() {
+					b.up, b.health = tt.up, tt.health
+					h.Refused()
+					h.Refused() // as many calls as there are
+					if s, _ := h.State(); s.Phase != routing.Asleep || s.Substage != "probing" {
+						t.Errorf("before it has answered it is %+v", s)
+					}
+				})
+				activate(t, h)
+				wait(0)
+				wantState(t, h, tt.phase, "")
+				if got := b.requests(); got != tt.starts {
+					t.Errorf("it was asked %q, want %q", got, tt.starts)
+				}
+				h.Refused() // of one that sleeps is no news
+				wait(0)
+				wantState(t, h, tt.phase, "")
+			})
+		})
+	}
+}
+
 func TestIdleIsStopped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBox()

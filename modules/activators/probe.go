@@ -102,7 +102,8 @@ func (e *engine) probe(ctx context.Context) {
 	if turn != e.turn {
 		return
 	}
-	if e.known != nil {
+	doubtful := e.known != nil
+	if doubtful {
 		close(e.known)
 		e.known = nil
 	}
@@ -119,7 +120,7 @@ func (e *engine) probe(ctx context.Context) {
 		return
 	}
 	e.misses++
-	if e.awake && e.misses < missesAllowed && !errors.Is(err, syscall.ECONNREFUSED) {
+	if e.awake && !doubtful && e.misses < missesAllowed && !errors.Is(err, syscall.ECONNREFUSED) {
 		return
 	}
 	e.awake, e.asleep = false, bounded(err.Error())
@@ -139,7 +140,7 @@ func (e *engine) ask(ctx context.Context, p *plan) error {
 // idleLeft returns how long until the engine is to be stopped for want of
 // calls. The caller holds mu.
 func (e *engine) idleLeft(p *plan) (left time.Duration, ok bool) {
-	if p.idle == 0 || e.calls > 0 || !e.awake && e.wanted > 0 || e.stopped != nil || !p.lever.can(e) {
+	if p.idle == 0 || e.calls > 0 || e.known != nil || !e.awake && e.wanted > 0 || e.stopped != nil || !p.lever.can(e) {
 		return 0, false
 	}
 	return time.Until(e.idleSince.Add(p.idle)), true

@@ -23,7 +23,8 @@ type Watch struct {
 	// 2 s to be answered. When the gateway starts, calls wait until it has
 	// been made once: an answer other than a good one, or none, means that
 	// the model sleeps. Later three in a row do, or a connection that is
-	// refused.
+	// refused. It is also made when a call finds no connection to the model,
+	// as when the gateway starts.
 	Ready *Request `json:"ready"`
 
 	// How often the request is made otherwise, 100ms or more. Default: `10s`.
@@ -119,6 +120,10 @@ func (w *Watch) Activate(ctx context.Context, model string) error {
 
 // Use implements [routing.Keeper].
 func (w *Watch) Use(model string, _ bool) (done func()) { return w.engine.use(model) }
+
+// Refused says that a call could not even connect to the model. It does no I/O.
+// The model is probed at once; until it has answered, calls wait.
+func (w *Watch) Refused() { w.engine.refused() }
 
 // State implements [routing.Watcher].
 func (w *Watch) State() (routing.State, <-chan struct{}) { return w.engine.State() }
