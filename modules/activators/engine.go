@@ -83,6 +83,7 @@ type engine struct {
 	failed   string // why it could not be woken; "" if that is not known
 	retryAt  time.Time
 	backOff  time.Duration
+	parting  chan struct{} // before it is stopped: closed when it is used after all
 	stopped  chan struct{} // while it is being stopped: closed when it is gone
 	process  *process      // of exec, while it runs
 	readyAt  time.Time     // when that was ready first; zero before
@@ -178,6 +179,7 @@ func (e *engine) use(model string) (done func()) {
 	defer e.mu.Unlock()
 	e.calls++
 	e.model = model
+	e.stay()
 	return func() {
 		e.mu.Lock()
 		defer e.mu.Unlock()
@@ -191,6 +193,17 @@ func (e *engine) use(model string) (done func()) {
 			e.drained = nil
 		}
 	}
+}
+
+// stay calls off what is about to stop the engine. The caller holds mu.
+func (e *engine) stay() {
+	if e.parting == nil {
+		return
+	}
+	close(e.parting)
+	e.parting = nil
+	e.idleSince = time.Now()
+	e.publish()
 }
 
 // busy reports whether calls are under way where the engine answers, also such
@@ -255,6 +268,7 @@ func (e *engine) activate(ctx context.Context, p *plan, model string) error {
 		return err
 	}
 	e.model = model
+	e.stay()
 	if e.awake {
 		e.mu.Unlock()
 		return nil
@@ -313,6 +327,8 @@ func (e *engine) publish() {
 	switch {
 	case e.known != nil:
 		s = probing
+	case e.parting != nil:
+		s = routing.State{Phase: routing.Asleep, Message: "it is idle", Substage: "stopping"}
 	case e.stopped != nil && e.failed == "":
 		s = routing.State{Phase: routing.Asleep, Message: "it is being stopped", Substage: "stopping"}
 	case e.awake:

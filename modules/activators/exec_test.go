@@ -218,7 +218,9 @@ func TestIdleProcessIsStopped(t *testing.T) {
 		done := x.Use("m", false)
 		n := wake(t, x, address)
 		done()
-		eventually(t, x, routing.Asleep, "")
+		for s, changed := x.State(); s.Phase == routing.Serving || s.Message == "it is idle"; s, changed = x.State() {
+			<-changed
+		}
 
 		// A call comes while it stops.
 		done = x.Use("m", false)

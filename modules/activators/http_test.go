@@ -224,6 +224,38 @@ func TestIdleIsStopped(t *testing.T) {
 	})
 }
 
+// A call that saw it awake just before, or comes just after, finds it awake.
+func TestCallAtTheLastMoment(t *testing.T) {
+	for name, use := range map[string]func(t *testing.T, h *HTTP) (done func()){
+		"it begins": func(_ *testing.T, h *HTTP) func() { return h.Use("m", false) },
+		"it waits":  func(t *testing.T, h *HTTP) func() { activate(t, h); return h.Use("m", false) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBox()
+				b.up = true
+				h := b.http()
+				h.IdleTimeout = new(caddy.Duration(time.Minute))
+				load(t, h)
+				wait(time.Minute + partingTime/2)
+				wantState(t, h, routing.Asleep, "it is idle")
+				done := use(t, h)
+				wantState(t, h, routing.Serving, "")
+				wait(time.Hour)
+				wantState(t, h, routing.Serving, "")
+				if got := b.requests(); got != "" {
+					t.Errorf("it was asked %q", got)
+				}
+				done()
+				wait(time.Minute + partingTime*3/2)
+				if got := b.requests(); got != "POST /stop" {
+					t.Errorf("it was asked %q", got)
+				}
+			})
+		})
+	}
+}
+
 // Calls that it was not told of keep it as well: they began before the reload.
 func TestUnknownCallsKeepIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

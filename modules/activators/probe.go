@@ -25,6 +25,10 @@ const (
 	// settleTime is how long an engine may still answer after it was told to
 	// stop.
 	settleTime = 30 * time.Second
+
+	// partingTime is how long an engine is said to sleep before it is
+	// stopped: a call that saw it awake may be about to begin.
+	partingTime = 250 * time.Millisecond
 )
 
 // run probes the engine, and stops it when it is idle.
@@ -159,6 +163,38 @@ func (e *engine) idlePlan() *plan {
 	return p
 }
 
+// part says that the engine sleeps, and notes a little later that it is being
+// stopped, by p. A call that begins in between has it stay: gone is nil then.
+func (e *engine) part(ctx context.Context, p *plan) (gone chan struct{}) {
+	parting := make(chan struct{})
+	e.mu.Lock()
+	if e.idlePlan() != p {
+		e.mu.Unlock()
+		return nil
+	}
+	e.parting = parting
+	e.publish()
+	e.mu.Unlock()
+	waiting, cancel := context.WithTimeout(ctx, partingTime)
+	defer cancel()
+	select {
+	case <-parting:
+	case <-waiting.Done():
+	}
+	busy := e.busy() // without mu: it is not ours
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.parting != parting {
+		return nil
+	}
+	if busy || e.idlePlan() != p || ctx.Err() != nil {
+		e.stay()
+		return nil
+	}
+	e.parting = nil
+	return e.stopping()
+}
+
 // stopIfIdle stops an engine that has had no call for long enough. Calls that
 // come meanwhile find it asleep.
 func (e *engine) stopIfIdle(ctx context.Context) {
@@ -168,17 +204,18 @@ func (e *engine) stopIfIdle(ctx context.Context) {
 	if p == nil {
 		return
 	}
-	busy := e.busy() // without mu: it is not ours
-	e.mu.Lock()
-	if busy {
+	if e.busy() {
+		e.mu.Lock()
 		e.idleSince = time.Now()
-	}
-	if busy || e.idlePlan() != p {
 		e.mu.Unlock()
 		return
 	}
+	gone := e.part(ctx, p)
+	if gone == nil {
+		return
+	}
+	e.mu.Lock()
 	model := e.model
-	gone := e.stopping()
 	e.mu.Unlock()
 
 	logger := caddy.Log().Named("flexinfer")
