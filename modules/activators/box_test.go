@@ -14,16 +14,24 @@ import (
 
 // box is a machine in memory, with an engine and what starts and stops it.
 type box struct {
-	mu      sync.Mutex
-	up      bool // else connections to the engine are refused
-	health  int  // what it answers
-	slow    time.Duration
-	dies    time.Duration // after it is told to stop
-	start   int           // the answers to the others
-	stop    int
-	seen    []string
-	probes  []time.Duration // since the bubble's clock began
-	starter func()
+	mu        sync.Mutex
+	up        bool // else connections to the engine are refused
+	health    int  // what it answers
+	slow      time.Duration
+	slowStart time.Duration
+	dies      time.Duration // after it is told to stop
+	start     int           // the answers to the others
+	stop      int
+	seen      []string
+	probes    []time.Duration // since the bubble's clock began
+	starter   func()
+}
+
+// set has the engine's clock or memory be another.
+func (e *engine) set(do func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	do()
 }
 
 func newBox() *box { return &box{health: 200, start: 202, stop: 200} }
@@ -48,6 +56,7 @@ func (b *box) requests() string {
 
 func (b *box) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body, _ := io.ReadAll(r.Body)
+	asked := strings.TrimSpace(fmt.Sprintf("%s %s %s %s", r.Method, r.URL, r.Header.Get("Authorization"), body))
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch r.URL.Path {
@@ -61,17 +70,25 @@ func (b *box) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(b.health)
 		return
 	case "/start":
+		b.seen = append(b.seen, asked)
+		b.mu.Unlock()
+		select {
+		case <-time.After(b.slowStart):
+		case <-r.Context().Done():
+		}
+		b.mu.Lock()
 		w.WriteHeader(b.start)
 		if b.starter != nil {
 			b.starter()
 		}
+		return
 	case "/stop":
 		w.WriteHeader(b.stop)
 		if b.stop == 200 {
 			time.AfterFunc(b.dies, func() { b.set(func() { b.up = false }) })
 		}
 	}
-	b.seen = append(b.seen, strings.TrimSpace(fmt.Sprintf("%s %s %s %s", r.Method, r.URL, r.Header.Get("Authorization"), body)))
+	b.seen = append(b.seen, asked)
 }
 
 func (b *box) dial(_ context.Context, _, address string) (net.Conn, error) {

@@ -33,6 +33,10 @@ type plan struct {
 	// inflight returns how many calls are under way where the engine
 	// answers, whoever has made them; nil if nobody counts them.
 	inflight func() int
+
+	// asked is when start was answered well last and the engine has not
+	// been awake since; zero if it was not. Guarded by the engine's mu.
+	asked time.Time
 }
 
 // A lever switches an engine on and off.
@@ -57,7 +61,8 @@ type lever interface {
 // until the last is gone.
 type engine struct {
 	client *http.Client
-	kick   chan struct{} // look at once
+	kick   chan struct{}   // look at once
+	life   context.Context // until it is none of any configuration; nil before it runs
 	cancel context.CancelFunc
 	done   chan struct{} // closed when the goroutine has ended; nil before it runs
 
@@ -78,6 +83,8 @@ type engine struct {
 	asleep string
 
 	waking   bool
+	asking   *asking // of http, while the start request is made
+	requests sync.WaitGroup
 	wanted   int    // by how many that wake it for calls that still wait
 	starting bool   // of exec: the process is being started
 	failed   string // why it could not be woken; "" if that is not known
@@ -109,8 +116,12 @@ func loadEngine(key any, dial dialFunc) (*engine, error) {
 func (e *engine) begin(p *plan, model string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if old := e.plan(); old != nil && !reflect.DeepEqual(old.start, p.start) {
-		e.waking = false // perhaps now it does wake
+	if old := e.plan(); old != nil {
+		if reflect.DeepEqual(old.start, p.start) {
+			p.asked = old.asked
+		} else {
+			e.waking = false // perhaps now it does wake
+		}
 	}
 	e.plans = append(e.plans, p)
 	e.model = cmp.Or(e.model, model)
@@ -118,10 +129,9 @@ func (e *engine) begin(p *plan, model string) {
 		e.process.move(p.ready.url)
 	}
 	if e.done == nil {
-		var ctx context.Context
-		ctx, e.cancel = context.WithCancel(context.Background())
+		e.life, e.cancel = context.WithCancel(context.Background())
 		e.done = make(chan struct{})
-		go e.run(ctx)
+		go e.run(e.life)
 		return
 	}
 	e.publish()
@@ -138,8 +148,13 @@ func (e *engine) end(p *plan) {
 		return
 	}
 	e.plans = slices.Delete(e.plans, i, i+1)
-	if now := e.plan(); now != nil && e.process != nil {
-		e.process.move(now.ready.url)
+	if now := e.plan(); now != nil {
+		if e.process != nil {
+			e.process.move(now.ready.url)
+		}
+		if i == len(e.plans) && !now.asked.IsZero() {
+			now.asked = time.Now() // the calls that wait are about to have it woken again
+		}
 	}
 	p.lever.leave(e)
 }
@@ -152,6 +167,7 @@ func (e *engine) Destruct() error {
 	if done != nil {
 		cancel()
 		<-done
+		e.requests.Wait()
 	}
 	return nil
 }
@@ -314,6 +330,7 @@ func (e *engine) unwanted() {
 	defer e.mu.Unlock()
 	e.wanted--
 	e.idleSince = time.Now()
+	e.forsaken()
 }
 
 // probing is the state until a probe is in, at the start and when the engine

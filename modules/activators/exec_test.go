@@ -94,13 +94,6 @@ func freeAddress(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// set has the engine's clock or memory be another.
-func (e *engine) set(do func()) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	do()
-}
-
 // eventually waits for a state.
 func eventually(t *testing.T, w routing.Watcher, phase routing.Phase, message string) {
 	t.Helper()

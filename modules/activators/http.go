@@ -22,7 +22,9 @@ func init() {
 // Models with the same ready request are taken to have the same engine.
 type HTTP struct {
 	// The request that starts the engine. It may be answered before the
-	// engine is awake. It is given up when no call waits any more.
+	// engine is awake. It is given up when no call has waited for 5 s, and
+	// not made again within 5 s after a good answer, unless the engine was
+	// awake since.
 	StartRequest *Request `json:"start"`
 
 	// The request that stops it when it is idle. Without one it is never
@@ -94,7 +96,7 @@ func (h *HTTP) Validate() error {
 type httpLever struct{ *HTTP }
 
 func (h httpLever) on(ctx context.Context, e *engine, _ string) error {
-	return h.start.do(ctx, e.client)
+	return e.start(ctx, h.plan)
 }
 
 func (h httpLever) off(ctx context.Context, e *engine) error {

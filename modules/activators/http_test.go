@@ -100,6 +100,66 @@ func TestWakes(t *testing.T) {
 	})
 }
 
+// Calls that come and leave have it started once, as long as there is hope.
+func TestCallsComeAndLeave(t *testing.T) {
+	for name, slow := range map[string]time.Duration{"at once": 0, "slowly": 3 * time.Second} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBox()
+				b.slowStart = slow
+				h := load(t, b.http())
+				wait(0)
+				for range 200 { // 5 s less a bit, together
+					ctx, leave := context.WithTimeout(t.Context(), 15*time.Millisecond)
+					if err := h.Activate(ctx, "m"); err != nil && ctx.Err() == nil {
+						t.Errorf("it is not woken: %v", err)
+					}
+					<-ctx.Done()
+					leave()
+					wait(9 * time.Millisecond)
+				}
+				if got := b.requests(); got != "POST /start" {
+					t.Errorf("it was asked %q", got)
+				}
+				wait(startTime)
+				activate(t, h) // it did not wake
+				if got := b.requests(); got != "POST /start\nPOST /start" {
+					t.Errorf("later it was asked %q", got)
+				}
+			})
+		})
+	}
+}
+
+// One that is answered by nobody is given up when no call comes back.
+func TestStartIsGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBox()
+		b.slowStart = time.Hour
+		h := load(t, b.http())
+		wait(0)
+		for range 2 {
+			ctx, leave := context.WithTimeout(t.Context(), time.Second)
+			if err := h.Activate(ctx, "m"); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("the error is %v", err)
+			}
+			leave()
+			wait(startTime - time.Second)
+		}
+		h.engine.set(func() {
+			if h.engine.asking == nil {
+				t.Error("it is given up with calls that come back")
+			}
+		})
+		wait(2 * time.Second)
+		h.engine.set(func() {
+			if h.engine.asking != nil {
+				t.Error("it goes on")
+			}
+		})
+	})
+}
+
 func TestStartIsRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBox()
@@ -375,6 +435,25 @@ func TestReloadOfHTTP(t *testing.T) {
 		wait(time.Hour)
 		if p := b.probed(); len(p) > 0 {
 			t.Errorf("it is probed at %v when no configuration has it", p)
+		}
+	})
+}
+
+// A reload that fails does not have it started once more.
+func TestFailedReloadWhileItWakes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBox()
+		one := load(t, b.http())
+		activate(t, one)
+		wait(time.Minute)
+		failing := b.http()
+		failing.StartRequest.URL += "?other"
+		load(t, failing)
+		activate(t, failing)
+		unload(t, failing)
+		activate(t, one)
+		if got, want := b.requests(), "POST /start\nPOST /start?other"; got != want {
+			t.Errorf("it was asked %q, want %q", got, want)
 		}
 	})
 }

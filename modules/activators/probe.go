@@ -119,6 +119,7 @@ func (e *engine) probe(ctx context.Context) {
 			e.readyAt = time.Now()
 		}
 		e.awake, e.waking, e.misses = true, false, 0
+		e.started()
 		e.failed, e.retryAt = "", time.Time{}
 		e.publish()
 		return
