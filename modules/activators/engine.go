@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"net/http"
 	"reflect"
 	"slices"
@@ -79,8 +78,9 @@ type engine struct {
 	known  chan struct{} // closed when the first since it was in doubt is in; nil from then on
 	awake  bool
 	turn   int
-	misses int // in a row
-	asleep string
+	misses int    // in a row
+	asleep string // why it is not awake, for clients
+	detail string // the same for the log
 
 	waking   bool
 	asking   *asking // of http, while the start request is made
@@ -291,7 +291,7 @@ func (e *engine) activate(ctx context.Context, p *plan, model string) error {
 	}
 	if wait := time.Until(e.retryAt); wait > 0 && e.backOff > 0 {
 		defer e.mu.Unlock()
-		return fmt.Errorf("%s; it is not tried again for %s", e.failed, wait.Round(time.Millisecond))
+		return &startError{e.failed, wait}
 	}
 	e.waking, e.failed, e.idleSince = true, "", time.Now()
 	e.wanted++
@@ -364,16 +364,22 @@ func (e *engine) publish() {
 	close(e.changed)
 	e.changed = make(chan struct{})
 	if p := e.plan(); p != nil && (before.Phase != s.Phase || before == probing) {
-		caddy.Log().Named("flexinfer").Info("model is "+s.Phase.String(), zap.String("model", e.model),
-			zap.String("ready", p.ready.place()), zap.String("message", s.Message))
+		fields := []zap.Field{zap.String("model", e.model), zap.String("ready", p.ready.place()), zap.String("message", s.Message)}
+		if s.Phase != routing.Serving && e.detail != "" {
+			fields = append(fields, zap.String("detail", e.detail))
+		}
+		caddy.Log().Named("flexinfer").Info("model is "+s.Phase.String(), fields...)
 	}
 }
 
-// fail notes that the engine could not be woken, for now. The caller holds mu.
-func (e *engine) fail(reason string) {
-	e.waking, e.failed = false, bounded(reason)
+// fail notes that the engine could not be woken, for now. The reason is one that
+// clients may know. The caller holds mu.
+func (e *engine) fail(reason string) error {
 	e.backOff = min(max(2*e.backOff, firstBackOff), longestBackOff)
 	e.retryAt = time.Now().Add(e.backOff)
+	err := &startError{notStarted + bounded(reason), e.backOff}
+	e.waking, e.failed = false, err.message
+	return err
 }
 
 // How long an engine that could not be woken is left alone.

@@ -118,7 +118,7 @@ func (e *engine) probe(ctx context.Context) {
 		if e.readyAt.IsZero() {
 			e.readyAt = time.Now()
 		}
-		e.awake, e.waking, e.misses = true, false, 0
+		e.awake, e.waking, e.misses, e.detail = true, false, 0, ""
 		e.started()
 		e.failed, e.retryAt = "", time.Time{}
 		e.publish()
@@ -128,7 +128,7 @@ func (e *engine) probe(ctx context.Context) {
 	if e.awake && !doubtful && e.misses < missesAllowed && !errors.Is(err, syscall.ECONNREFUSED) {
 		return
 	}
-	e.awake, e.asleep = false, bounded(err.Error())
+	e.awake, e.asleep, e.detail = false, public(err), bounded(err.Error())
 	e.publish()
 }
 
@@ -244,7 +244,7 @@ func (e *engine) stopping() (gone chan struct{}) {
 // gone notes that it has been. The caller holds mu.
 func (e *engine) gone(gone chan struct{}) {
 	e.stopped = nil
-	e.asleep = "it was stopped"
+	e.asleep, e.detail = "it was stopped", ""
 	e.turn++
 	e.publish()
 	close(gone)

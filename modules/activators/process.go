@@ -3,8 +3,8 @@ package activators
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -180,10 +180,7 @@ func (p *process) retire(drained <-chan struct{}, grace time.Duration) {
 // exited notes that e's process has ended by itself, if it did.
 func (e *engine) exited(p *process) {
 	reason := p.Reason().Error()
-	if t := p.tail.String(); t != "" {
-		reason += ": " + t
-	}
-	logger := caddy.Log().Named("flexinfer.exec").With(zap.String("model", p.model), zap.String("reason", bounded(reason)))
+	logger := caddy.Log().Named("flexinfer.exec").With(zap.String("model", p.model), zap.String("reason", reason), zap.String("stderr", bounded(p.tail.String())))
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.process != p || e.stopped != nil {
@@ -191,17 +188,18 @@ func (e *engine) exited(p *process) {
 		return
 	}
 	logger.Warn("process has ended by itself")
-	e.process = nil
+	e.process, e.detail = nil, bounded(p.tail.String())
 	switch {
 	case e.readyAt.IsZero():
-		if p.Reason().Error() == "exit status 0" {
-			reason += "; the command must not go to the background"
+		background := ""
+		if reason == "exit status 0" {
+			background = "; the command must not go to the background"
 		}
-		e.fail("the process ended while it started: " + reason)
+		_ = e.fail(ended(reason) + " while it started" + background)
 	case e.steady():
 		e.backOff = 0
 	default:
-		e.fail("the process ended soon after it was ready: " + reason)
+		_ = e.fail(ended(reason) + " soon after it was ready")
 	}
 	gone := e.stopping()
 	go func() {
@@ -210,6 +208,13 @@ func (e *engine) exited(p *process) {
 		defer e.mu.Unlock()
 		e.gone(gone)
 	}()
+}
+
+func ended(reason string) string {
+	if strings.HasPrefix(reason, "the ") {
+		return reason // that of the guard
+	}
+	return "the process ended with " + reason
 }
 
 // steadyTime is how long a process has to run after it was ready: one that ends
@@ -221,12 +226,14 @@ func (e *engine) steady() bool {
 	return !e.readyAt.IsZero() && time.Since(e.readyAt) >= steadyTime
 }
 
+var errTaken = errors.New("another process answers where this one is asked whether it is ready")
+
 // taken returns an error if the process of another engine answers where p's is
 // asked whether it is ready: one that is to be stopped, because it has other
 // options.
 func (e *engine) taken(p *plan) error {
 	if other := processes.at(p.ready.url, e); other != nil {
-		return fmt.Errorf("%s is where another process answers", p.ready.place())
+		return errTaken
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"syscall"
 
 	"golang.org/x/net/http/httpguts"
 
@@ -112,11 +113,44 @@ func (r *Request) provision(what, method string) (*action, error) {
 	return a, nil
 }
 
-// A statusError is an answer that is not a good one.
-type statusError int
+// A requestError says why a request had no good answer. It is for the log: it
+// says where.
+type requestError struct {
+	*action
+	status int   // 0 if there was no answer
+	err    error // why, then
+}
 
-func (e statusError) Error() string {
-	return strings.TrimSpace(fmt.Sprintf("answered with status %d %s", int(e), http.StatusText(int(e))))
+func (e *requestError) Error() string {
+	where := e.method + " " + e.place()
+	if e.status != 0 {
+		return strings.TrimSpace(fmt.Sprintf("%s answered with status %d %s", where, e.status, http.StatusText(e.status)))
+	}
+	return where + ": " + e.err.Error()
+}
+
+func (e *requestError) Unwrap() error { return e.err }
+
+// public is what clients may know of it: not where.
+func (e *requestError) public() string {
+	if e.status != 0 {
+		return fmt.Sprintf("the %s request was answered with %d", e.what, e.status)
+	}
+	why := "it could not be made"
+	if errno, ok := errors.AsType[syscall.Errno](e.err); ok {
+		why = errno.Error()
+	} else if errors.Is(e.err, context.DeadlineExceeded) {
+		why = "it had no answer in time"
+	}
+	return fmt.Sprintf("the %s request failed: %s", e.what, why)
+}
+
+// public returns what clients may know of an error.
+func public(err error) string {
+	if e, ok := errors.AsType[*requestError](err); ok {
+		return e.public()
+	}
+	return err.Error()
 }
 
 // do makes the request.
@@ -141,11 +175,11 @@ func (a *action) do(ctx context.Context, client *http.Client) error {
 		if e, ok := errors.AsType[*url.Error](err); ok {
 			err = e.Err // the rest is said below
 		}
-		return fmt.Errorf("%s %s: %w", a.method, a.place(), err)
+		return &requestError{action: a, err: err}
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode < 200 || resp.StatusCode > 299 {
-		return fmt.Errorf("%s %s %w", a.method, a.place(), statusError(resp.StatusCode))
+		return &requestError{action: a, status: resp.StatusCode}
 	}
 	return nil
 }

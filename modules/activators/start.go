@@ -4,12 +4,29 @@ import (
 	"context"
 	"reflect"
 	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/caddyserver/caddy/v2"
 )
 
 // startTime is for how long a start request that was answered well is not made
 // again, and for how long one that no call waits for goes on: clients that give
 // up come back.
 const startTime = 5 * time.Second
+
+// A startError says why an engine is not started, such that clients may know it.
+type startError struct {
+	message string
+	after   time.Duration
+}
+
+const notStarted = "the engine could not be started: "
+
+func (e *startError) Error() string { return e.message }
+
+// RetryAfter returns when it is tried again at the earliest; 0 is at once.
+func (e *startError) RetryAfter() time.Duration { return e.after }
 
 // asking is a start request that is being made, for all who want it.
 type asking struct {
@@ -56,7 +73,15 @@ func (e *engine) request(start *action) {
 	e.asking = a
 	e.requests.Go(func() {
 		defer cancel()
-		a.err = start.do(ctx, e.client)
+		err := start.do(ctx, e.client)
+		switch {
+		case err == nil:
+		case ctx.Err() != nil:
+			a.err = ctx.Err()
+		default:
+			a.err = &startError{message: notStarted + public(err)}
+			caddy.Log().Named("flexinfer").Warn("a start request failed", zap.Error(err))
+		}
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		close(a.done)

@@ -22,9 +22,9 @@ func TestStateIsFoundOut(t *testing.T) {
 		{up: true, health: 200, phase: routing.Serving},
 		{up: true, health: 204, phase: routing.Serving},
 		{up: true, health: 200, slow: time.Second, after: time.Second, phase: routing.Serving},
-		{up: true, health: 503, phase: routing.Asleep, message: "GET http://engine:8000/health answered with status 503 Service Unavailable"},
-		{up: true, health: 302, phase: routing.Asleep, message: "answered with status 302"},
-		{up: true, health: 200, slow: time.Minute, after: 2 * time.Second, phase: routing.Asleep, message: "deadline exceeded"},
+		{up: true, health: 503, phase: routing.Asleep, message: "the ready request was answered with 503"},
+		{up: true, health: 302, phase: routing.Asleep, message: "answered with 302"},
+		{up: true, health: 200, slow: time.Minute, after: 2 * time.Second, phase: routing.Asleep, message: "no answer in time"},
 		{up: false, phase: routing.Asleep, message: "connection refused"},
 	} {
 		synctest.Test(t, func(t *testing.T) {

@@ -115,9 +115,10 @@ func TestProcessThatDoesNotStart(t *testing.T) {
 	asleep(t, g)
 	res := g.Post(t, "/v1/chat/completions", chat("x"))
 	if e := res.Refusal(t); res.Status != http.StatusServiceUnavailable || e.Error.Code != "activation_failed" ||
-		!strings.Contains(e.Error.Message, "unknown flag") {
+		!strings.Contains(e.Error.Message, "the process ended with exit status") || strings.Contains(e.Error.Message, "flag") {
 		t.Errorf("it is answered %s", res)
 	}
+	g.Logs().Wait(t, "process has ended by itself", func(e harness.Entry) bool { return strings.Contains(e.Text("stderr"), "unknown flag") })
 }
 
 // A call under way ends on the process that it began on; those that come after

@@ -282,9 +282,10 @@ func TestStartFails(t *testing.T) {
 	asleep(t, g)
 	res := g.Post(t, "/v1/chat/completions", chat("x"))
 	if e := res.Refusal(t); res.Status != http.StatusServiceUnavailable || e.Error.Code != "activation_failed" ||
-		!strings.Contains(e.Error.Message, "404") {
+		!strings.Contains(e.Error.Message, "the start request was answered with 404") || strings.Contains(e.Error.Message, s.box) {
 		t.Errorf("it is answered %s", res)
 	}
+	g.Logs().Wait(t, "a start request failed", func(e harness.Entry) bool { return strings.Contains(e.Text("error"), s.box) })
 }
 
 func TestIdleModelIsStoppedAndWokenAgain(t *testing.T) {
