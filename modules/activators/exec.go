@@ -34,8 +34,11 @@ func init() {
 // and the calls under way have ended, and when the gateway exits; what of the
 // group still runs after a grace period is killed. It never outlives the
 // gateway: should that be killed by kill -9, or crash, a small process that
-// stands between the two kills the group. On Linux it does not outlive that one
-// either. On systems that are no Unix this module does not work.
+// stands between the two kills the group. On Linux, where /proc is there, all
+// this goes for what has left the group as well, by setsid or as a daemon; on
+// other systems that is told nothing and runs on. On Linux the group does not
+// outlive the small process either. On systems that are no Unix this module
+// does not work.
 //
 // Under systemd, the gateway's unit needs KillMode=mixed: else a stop of the
 // unit tells the process to end at once, with calls under way.

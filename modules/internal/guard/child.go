@@ -74,16 +74,30 @@ func obey(hold *os.File, pid int) {
 		if _, err := hold.Read(b); err != nil {
 			break
 		}
-		_ = syscall.Kill(-pid, syscall.SIGTERM)
+		signalAll(pid, syscall.SIGTERM)
 	}
-	_ = syscall.Kill(-pid, syscall.SIGKILL)
-	time.Sleep(leaveTime)
+	// Again and again: what is killed may have left children, or had some just
+	// then. The guard ends when there are none.
+	for limit := time.Now().Add(leaveTime); time.Now().Before(limit); time.Sleep(killPause) {
+		signalAll(pid, syscall.SIGKILL)
+	}
 	os.Exit(0)
 }
 
-// leaveTime is how long a guard stays for what it has killed, and for what has
-// left the group.
-const leaveTime = 2 * time.Second
+// signalAll signals the command's group and all that has left it, as far as that
+// can be known.
+func signalAll(group int, s syscall.Signal) {
+	_ = syscall.Kill(-group, s)
+	for _, pid := range strays(group) {
+		_ = syscall.Kill(pid, s)
+	}
+}
+
+const (
+	// leaveTime is how long a guard stays for what it has killed.
+	leaveTime = 2 * time.Second
+	killPause = 20 * time.Millisecond
+)
 
 // start starts the command and returns its number.
 func start(args []string) (int, error) {

@@ -5,8 +5,9 @@
 // Between the two stands a third, the guard: this very program, run anew under
 // another name. It starts the command in a process group of its own and waits. A
 // pipe from here tells it when this process is gone, even by kill -9: it then
-// kills the whole group. That holds on every Unix, and for all that
-// the command starts, unless that leaves the group. A parent-death signal does
+// kills the whole group. That holds on every Unix, and for all that the command
+// starts, unless that leaves the group, as by setsid. On Linux, with /proc, the
+// guard finds what has left the group as well. A parent-death signal does
 // less: it is tied to the thread that forked and reaches no grandchild. On Linux
 // the command has one from the guard's main thread, in case somebody kills the
 // guard.

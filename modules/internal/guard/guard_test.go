@@ -54,6 +54,15 @@ func TestMain(m *testing.M) {
 			panic(err)
 		}
 		os.Exit(0)
+	case "daemon": // in a session of its own
+		child := exec.Command(os.Args[0])
+		child.Env = append(os.Environ(), roleVariable+"="+arg)
+		child.Stdout = os.Stdout
+		child.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+		if err := child.Start(); err != nil {
+			panic(err)
+		}
+		say("waits", os.Getpid())
 	case "gateway": // starts one that is guarded
 		if _, err := Start(command(arg)); err != nil {
 			panic(err)
