@@ -11,6 +11,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/flexinfer/caddy-flexinfer/tests/harness"
 )
@@ -176,6 +177,27 @@ func TestQ3_ManyCallsWakeOnce(t *testing.T) {
 	}
 	queued(t, g, 0)
 	g.WaitIdle(t)
+}
+
+// Calls that come and leave do not have the model started each time.
+func TestQ3_CallsThatLeaveWakeOnce(t *testing.T) {
+	t.Parallel()
+	s := newSleeper(t, nil)
+	g := harness.Start(t, harness.Config{Flexinfer: s.config(8, "10m")})
+	asleep(t, g)
+	begun := time.Now()
+	for range 20 {
+		ctx, leave := context.WithCancel(t.Context())
+		answer := background(ctx, t, g, "x")
+		queued(t, g, 1)
+		leave()
+		<-answer
+		queued(t, g, 0)
+	}
+	// The request is made once in 5 s, however slow this machine is.
+	if n, most := s.starts.Load(), 1+int64(time.Since(begun)/(5*time.Second)); n > most {
+		t.Errorf("it was started %d times in %s", n, time.Since(begun))
+	}
 }
 
 func TestWaitingCallsGoInTheirOrder(t *testing.T) {
