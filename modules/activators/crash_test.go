@@ -13,8 +13,8 @@ import (
 
 func TestProcessEndsWhileItStarts(t *testing.T) {
 	for role, want := range map[string]string{
-		"fails":      "the engine could not be started: the process ended with exit status 3 while it started",
-		"background": "the engine could not be started: the process ended with exit status 0 while it started; the command must not go to the background",
+		"fails":      "the process ended with exit status 3 while it started",
+		"background": "the process ended with exit status 0 while it started; the command must not go to the background",
 	} {
 		x := load(t, engineOn(t, freeAddress(t), role))
 		eventually(t, x, routing.Asleep, "refused")
@@ -53,7 +53,7 @@ func TestProgramIsMissing(t *testing.T) {
 	x.Command = []string{"no-such-engine"}
 	load(t, x)
 	eventually(t, x, routing.Asleep, "refused")
-	const want = "the engine could not be started: its program could not be run"
+	const want = "the program could not be run"
 	if err := x.Activate(t.Context(), "m"); err == nil || err.Error() != want {
 		t.Errorf("the error is %v, want %s", err, want)
 	}
@@ -86,7 +86,7 @@ func TestProcessEndsByItself(t *testing.T) {
 
 // One that crashes again and again is not started at each call.
 func TestProcessEndsSoonAfterItIsReady(t *testing.T) {
-	const want = "the engine could not be started: the process ended with exit status 9 soon after it was ready"
+	const want = "the process ended with exit status 9 soon after it was ready"
 	address := freeAddress(t)
 	x := load(t, engineOn(t, address, ""))
 	wake(t, x, address)

@@ -377,7 +377,7 @@ func (e *engine) publish() {
 func (e *engine) fail(reason string) error {
 	e.backOff = min(max(2*e.backOff, firstBackOff), longestBackOff)
 	e.retryAt = time.Now().Add(e.backOff)
-	err := &startError{notStarted + bounded(reason), e.backOff}
+	err := &startError{bounded(reason), e.backOff}
 	e.waking, e.failed = false, err.message
 	return err
 }

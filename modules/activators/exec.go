@@ -167,7 +167,7 @@ func (x execLever) on(ctx context.Context, e *engine, model string) error {
 	e.starting = false
 	if err != nil {
 		caddy.Log().Named("flexinfer.exec").Warn("process could not be started", zap.String("model", model), zap.String("program", x.Command[0]), zap.Error(err))
-		return e.fail("its program could not be run")
+		return e.fail("the program could not be run")
 	}
 	caddy.Log().Named("flexinfer.exec").Info("process has started", zap.String("model", model), zap.String("program", x.Command[0]), zap.Int("pid", p.PID()))
 	if e.plan() == nil {

@@ -166,7 +166,7 @@ func TestStartIsRefused(t *testing.T) {
 		h := load(t, b.http())
 		wait(0)
 		err := h.Activate(t.Context(), "m")
-		if err == nil || err.Error() != "the engine could not be started: the start request was answered with 409" {
+		if err == nil || err.Error() != "the start request was answered with 409" {
 			t.Errorf("the error is %v", err)
 		}
 		wantState(t, h, routing.Asleep, "")

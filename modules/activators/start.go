@@ -21,8 +21,6 @@ type startError struct {
 	after   time.Duration
 }
 
-const notStarted = "the engine could not be started: "
-
 func (e *startError) Error() string { return e.message }
 
 // RetryAfter returns when it is tried again at the earliest; 0 is at once.
@@ -79,7 +77,7 @@ func (e *engine) request(start *action) {
 		case ctx.Err() != nil:
 			a.err = ctx.Err()
 		default:
-			a.err = &startError{message: notStarted + public(err)}
+			a.err = &startError{message: public(err)}
 			caddy.Log().Named("flexinfer").Warn("a start request failed", zap.Error(err))
 		}
 		e.mu.Lock()
