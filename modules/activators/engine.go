@@ -61,7 +61,7 @@ type lever interface {
 type engine struct {
 	client *http.Client
 	kick   chan struct{}   // look at once
-	life   context.Context // until it is none of any configuration; nil before it runs
+	life   context.Context // of the goroutine; nil before that runs
 	cancel context.CancelFunc
 	done   chan struct{} // closed when the goroutine has ended; nil before it runs
 
@@ -83,11 +83,11 @@ type engine struct {
 	detail string // the same for the log
 
 	waking   bool
-	asking   *asking // of http, while the start request is made
-	requests sync.WaitGroup
-	wanted   int    // by how many that wake it for calls that still wait
-	starting bool   // of exec: the process is being started
-	failed   string // why it could not be woken; "" if that is not known
+	asking   *asking        // of http, while the start request is made
+	requests sync.WaitGroup // for start
+	wanted   int            // by how many that wake it for calls that still wait
+	starting bool           // of exec: the process is being started
+	failed   string         // why it could not be woken; "" if that is not known
 	retryAt  time.Time
 	backOff  time.Duration
 	parting  chan struct{} // before it is stopped: closed when it is used after all
