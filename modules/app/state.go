@@ -63,6 +63,16 @@ func (s *state) Destruct() error {
 	return nil
 }
 
+// inflight returns how many calls for a model are under way or about to be.
+func (s *state) inflight(model string) (n int) {
+	s.ledger.Each(func(of, _ string, active, reserved, _ int) {
+		if of == model {
+			n += active + reserved
+		}
+	})
+	return n
+}
+
 // begin makes a's bounds those of the ledger.
 func (s *state) begin(a *App) {
 	s.mu.Lock()

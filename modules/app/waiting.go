@@ -176,6 +176,10 @@ func activatorNames() []string {
 // A Named activator wants to know which model it is for.
 type Named interface{ Name(model string) }
 
+// A Counter is an activator that wants to know how many calls are in flight at
+// its model's endpoints, those of other configurations as well.
+type Counter interface{ Watches(inflight func() int) }
+
 // loadActivator loads a model's activator and notes whether Start starts it. A
 // model without has nil.
 func (a *App) loadActivator(ctx caddy.Context, m *Model) (routing.Activator, error) {
@@ -192,6 +196,9 @@ func (a *App) loadActivator(ctx caddy.Context, m *Model) (routing.Activator, err
 	}
 	if n, ok := v.(Named); ok {
 		n.Name(m.Name)
+	}
+	if c, ok := v.(Counter); ok {
+		c.Watches(func() int { return a.state.inflight(m.Name) })
 	}
 	return act, a.adopt(ctx, v)
 }
