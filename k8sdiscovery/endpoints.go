@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -56,11 +57,10 @@ type Endpoints struct {
 	build func([]metav1.Object) ([]routing.Spec, []string)
 	sub   *subscription
 
+	view atomic.Pointer[view] // replaced with mu held
+
 	mu       sync.Mutex
 	objects  map[types.NamespacedName]metav1.Object
-	models   []routing.Model
-	changed  chan struct{}
-	settled  bool
 	closed   bool
 	timer    *time.Timer // nil until started
 	warnings []string    // that hold now, sorted
@@ -102,8 +102,7 @@ func matcher(namespace string, s labels.Selector) func(metav1.Object) bool {
 func (c *Cluster) endpoints(e *Endpoints, at Where, r schema.GroupVersionResource, key string) *Endpoints {
 	e.c, e.where = c, at
 	e.objects = make(map[types.NamespacedName]metav1.Object)
-	e.models = modelOf(nil)
-	e.changed = make(chan struct{})
+	publish(&e.view, modelOf(nil), false)
 	namespace := at.Namespace
 	if at.Wide {
 		namespace = ""
@@ -122,7 +121,7 @@ func (e *Endpoints) Start() error {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.timer == nil && !e.closed && !e.settled {
+	if e.timer == nil && !e.closed && !e.Settled() {
 		e.timer = time.AfterFunc(e.where.SyncTimeout, e.overdue)
 	}
 	return nil
@@ -141,29 +140,24 @@ func (e *Endpoints) Close() {
 
 // Models implements [routing.Source].
 func (e *Endpoints) Models() ([]routing.Model, <-chan struct{}) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.models, e.changed
+	v := e.view.Load()
+	return v.models, v.changed
 }
 
 // Settled implements [routing.Settler].
-func (e *Endpoints) Settled() bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.settled
-}
+func (e *Endpoints) Settled() bool { return e.view.Load().settled }
 
 // overdue has e count as settled though the cluster has not shown all.
 func (e *Endpoints) overdue() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.settled || e.closed {
+	v := e.view.Load()
+	if v.settled || e.closed {
 		return
 	}
 	e.c.logger().Warn("the cluster has not shown in time what serves a model; it is picked up when it does",
 		zap.String("endpoints", e.name), zap.Duration("sync_timeout", e.where.SyncTimeout))
-	e.settled = true
-	e.announce()
+	publish(&e.view, v.models, true)
 }
 
 // observe implements watcher.
@@ -190,16 +184,14 @@ func (e *Endpoints) flush() {
 	if settled {
 		e.warn(warnings)
 	}
-	settled = settled || e.settled
-	same := slices.EqualFunc(specs, e.models[0].Endpoints, func(a, b routing.Spec) bool { return a.Equal(&b) })
-	if same && settled == e.settled {
+	v := e.view.Load()
+	models, settled := v.models, settled || v.settled
+	if !slices.EqualFunc(specs, models[0].Endpoints, func(a, b routing.Spec) bool { return a.Equal(&b) }) {
+		models = modelOf(specs)
+	} else if settled == v.settled {
 		return
 	}
-	e.settled = settled
-	if !same {
-		e.models = modelOf(specs)
-	}
-	e.announce()
+	publish(&e.view, models, settled)
 }
 
 // asleep is what is known of a model that has no endpoint: it may be scaled to
@@ -212,12 +204,6 @@ func modelOf(specs []routing.Spec) []routing.Model {
 		m.Traits = asleep
 	}
 	return []routing.Model{m}
-}
-
-// announce tells those who wait for a change. Called with e.mu held.
-func (e *Endpoints) announce() {
-	close(e.changed)
-	e.changed = make(chan struct{})
 }
 
 // sorted returns the objects in the order of their names.
@@ -235,7 +221,7 @@ func (e *Endpoints) warn(warnings []string) {
 	slices.Sort(warnings)
 	warnings = slices.Compact(warnings)
 	for _, w := range warnings {
-		if !slices.Contains(e.warnings, w) {
+		if _, known := slices.BinarySearch(e.warnings, w); !known {
 			e.c.logger().Warn(w, zap.String("endpoints", e.name))
 		}
 	}

@@ -2,7 +2,6 @@ package k8sdiscovery
 
 import (
 	"math"
-	"slices"
 	"strings"
 	"time"
 	"unicode"
@@ -65,18 +64,6 @@ func timeOf(obj map[string]any, path ...string) time.Time {
 	return t
 }
 
-// listOf returns the items of a comma-separated list, trimmed, without the
-// empty ones and those that are there already.
-func listOf(value string) []string {
-	var items []string
-	for item := range strings.SplitSeq(value, ",") {
-		if item = strings.TrimSpace(item); item != "" && !slices.Contains(items, item) {
-			items = append(items, item)
-		}
-	}
-	return items
-}
-
 // oneLine returns s as one line of bounded length.
 func oneLine(s string) string {
 	if len(s) > 4*maxMessage { // no need to look at all of a long one
@@ -85,19 +72,27 @@ func oneLine(s string) string {
 	s = strings.Join(strings.FieldsFunc(strings.ToValidUTF8(s, ""), func(r rune) bool {
 		return unicode.IsSpace(r) || unicode.IsControl(r)
 	}), " ")
-	if len(s) <= maxMessage {
+	return cut(s, maxMessage)
+}
+
+// cut returns the beginning of s, of at most so many bytes.
+func cut(s string, most int) string {
+	if len(s) <= most {
 		return s
 	}
 	const more = "…"
-	s = s[:maxMessage-len(more)]
-	for len(s) > 0 && !utf8.ValidString(s) {
-		s = s[:len(s)-1]
+	most -= len(more)
+	for most > 0 && !utf8.RuneStart(s[most]) {
+		most--
 	}
-	return s + more
+	return s[:most] + more
 }
 
-// isName reports whether clients can ask for a model by that name.
-func isName(s string) bool {
+// isText reports whether s may be a name, as engines take it.
+func isText(s string) bool {
 	return s != "" && len(s) <= maxName && utf8.ValidString(s) && !strings.ContainsFunc(s, unicode.IsControl) &&
 		strings.TrimSpace(s) == s
 }
+
+// isName reports whether clients can ask for a model by that name.
+func isName(s string) bool { return isText(s) }

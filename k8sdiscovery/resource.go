@@ -3,7 +3,6 @@ package k8sdiscovery
 import (
 	"fmt"
 	"net"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -54,7 +53,11 @@ type service struct {
 	port     int32  // that calls are sent to, 0 if there is none
 	portName string // the name of that port, also in the EndpointSlices
 	groups   []string
+	warnings []string // about the labels
 }
+
+// instead is what to write for a name that cannot be.
+var instead = fmt.Sprintf("write at most %d bytes of text without control characters", maxName)
 
 // readService reads a Service.
 func readService(s *corev1.Service) *service {
@@ -72,7 +75,9 @@ func readService(s *corev1.Service) *service {
 	if !managed {
 		labels = s.Annotations[annotationServiceLabels]
 	}
-	found.groups = listOf(labels)
+	chosen := choose(commas(labels), maxGroups, isName)
+	found.groups = chosen.kept
+	found.warnings = chosen.problems("service label", "service labels", instead, maxGroups)
 	return found
 }
 
@@ -129,6 +134,9 @@ func translate(ref Ref, obj map[string]any, in surroundings) *translation {
 	t.readAnnotations(annotations)
 	if in.service != nil {
 		t.traits.Groups = in.service.groups
+		for _, w := range in.service.warnings {
+			t.warnf("%s", w)
+		}
 	}
 	if created := timeOf(obj, "metadata", "creationTimestamp"); !created.IsZero() {
 		t.traits.Created = created.Unix()
@@ -147,7 +155,11 @@ func (t *translation) readAnnotations(annotations map[string]any) {
 	}
 	t.traits.Strategy = text(annotationRouting)
 	t.traits.Options = text(annotationOptions)
-	t.traits.ServePaths = listOf(text(annotationServePaths))
+	paths := choose(commas(text(annotationServePaths)), maxServePaths, isServePath)
+	t.traits.ServePaths = paths.kept
+	for _, w := range paths.problems("serve path", "serve paths", fmt.Sprintf("write at most %d bytes without control characters", maxServePath), maxServePaths) {
+		t.warnf("%s", w)
+	}
 	if s := text(annotationPriority); s != "" {
 		n, err := strconv.ParseInt(s, 10, 32)
 		if err != nil {
@@ -250,15 +262,17 @@ const minSwapTime = 120 * time.Second
 
 func (t *translation) readAliases(obj map[string]any) {
 	wanted := append([]string{stringOf(obj, "spec", "litellm", "servedModelName")}, stringsOf(obj, "spec", "litellm", "aliases")...)
-	for _, alias := range wanted {
-		alias = strings.TrimSpace(alias)
-		switch {
-		case alias == "", alias == t.ref.Name, slices.Contains(t.aliases, alias):
-		case !isName(alias):
-			t.warnf("alias %.32q is left out; write at most %d bytes of text without control characters", alias, maxName)
-		default:
-			t.aliases = append(t.aliases, alias)
+	others := func(yield func(string) bool) {
+		for _, alias := range wanted {
+			if strings.TrimSpace(alias) != t.ref.Name && !yield(alias) {
+				return
+			}
 		}
+	}
+	chosen := choose(others, maxAliases, isName)
+	t.aliases = chosen.kept
+	for _, w := range chosen.problems("alias", "aliases", instead, maxAliases) {
+		t.warnf("%s", w)
 	}
 }
 
@@ -284,10 +298,10 @@ func metadataOf(obj map[string]any, version string) map[string]any {
 	put(m, "backend", stringOf(obj, "spec", "backend"))
 	put(m, "phase", stringOf(obj, "status", "phase"))
 	put(m, "served_model_name", stringOf(obj, "spec", "litellm", "servedModelName"))
-	if l := stringsOf(obj, "spec", "litellm", "aliases"); len(l) > 0 {
+	if l := namesOf(stringsOf(obj, "spec", "litellm", "aliases"), maxAliases); len(l) > 0 {
 		m["aliases"] = l
 	}
-	if l := stringsOf(obj, "spec", "serviceLabels"); len(l) > 0 {
+	if l := namesOf(stringsOf(obj, "spec", "serviceLabels"), maxGroups); len(l) > 0 {
 		m["service_labels"] = l
 	}
 	return m
@@ -295,6 +309,6 @@ func metadataOf(obj map[string]any, version string) map[string]any {
 
 func put(m map[string]any, key, value string) {
 	if value != "" {
-		m[key] = value
+		m[key] = cut(value, maxMessage)
 	}
 }

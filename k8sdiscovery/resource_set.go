@@ -275,6 +275,7 @@ func (s *resourceSet) assemble() (models []routing.Model, warnings []string) {
 	}
 	refs := slices.SortedFunc(maps.Keys(s.adapters), s.compare)
 	adapted := make(map[string]string)
+	over := make(map[int]int)
 	for _, ref := range refs {
 		a := s.adapters[ref]
 		i, ok := place(a.model)
@@ -291,10 +292,16 @@ func (s *resourceSet) assemble() (models []routing.Model, warnings []string) {
 		case isAdapter && owner == a.model: // the same thing said twice
 		case isAdapter:
 			warnings = append(warnings, fmt.Sprintf("LoRAAdapter %s is left out: model %s has an adapter %s", ref.key(), owner, a.name))
+		case len(models[i].Adapters) == maxAdapters:
+			over[i]++
 		default:
 			adapted[a.name] = a.model
 			models[i].Adapters = append(models[i].Adapters, a.name)
 		}
+	}
+	for i, n := range over {
+		warnings = append(warnings, fmt.Sprintf("of the %d LoRAAdapters of model %s those after the first %d are left out; a model has at most so many",
+			maxAdapters+n, models[i].Name, maxAdapters))
 	}
 	return models, warnings
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -88,9 +89,22 @@ type Resources struct {
 	overdue *time.Timer
 	due     *time.Timer // a state changes by itself
 
+	view atomic.Pointer[view] // replaced with mu held
+}
+
+// A view is what a source says at a time. To read it does not wait for the next.
+type view struct {
 	models  []routing.Model
-	changed chan struct{}
 	settled bool
+	changed chan struct{} // closed when there is another
+}
+
+// publish replaces a view and tells those who wait for that.
+func publish(at *atomic.Pointer[view], models []routing.Model, settled bool) {
+	old := at.Swap(&view{models, settled, make(chan struct{})})
+	if old != nil {
+		close(old.changed)
+	}
 }
 
 // Resources returns the models that FlexInfer's resources declare. What the
@@ -99,11 +113,11 @@ func (c *Cluster) Resources(cfg ResourcesConfig) *Resources {
 	cfg.StalledLoad = cmp.Or(cfg.StalledLoad, defaultStalledLoad)
 	r := &Resources{
 		c: c, cfg: cfg, silent: true,
-		set:     newResourceSet(),
-		slices:  make(map[types.NamespacedName]map[string]metav1.Object),
-		subs:    make(map[feedKey]*subscription),
-		changed: make(chan struct{}),
+		set:    newResourceSet(),
+		slices: make(map[types.NamespacedName]map[string]metav1.Object),
+		subs:   make(map[feedKey]*subscription),
 	}
+	publish(&r.view, nil, false)
 	r.set.groups = groupsOf(cfg.APIGroup)
 	r.set.stalledLoad, r.set.coldStart = cfg.StalledLoad, cfg.ColdStart
 	r.set.activator = cfg.Activator
@@ -161,17 +175,12 @@ func (r *Resources) Close() {
 
 // Models implements [routing.Source].
 func (r *Resources) Models() ([]routing.Model, <-chan struct{}) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.models, r.changed
+	v := r.view.Load()
+	return v.models, v.changed
 }
 
 // Settled implements [routing.Settler].
-func (r *Resources) Settled() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.settled
-}
+func (r *Resources) Settled() bool { return r.view.Load().settled }
 
 // speak has r say what it knows though that may not be all.
 func (r *Resources) speak() {
@@ -222,14 +231,13 @@ func (r *Resources) refresh() {
 	sum := r.set.rebuild(now)
 	r.wait(sum.due.Sub(now), !sum.due.IsZero())
 	first := r.silent
-	settled := r.settled || !r.silent || heard
+	before := r.view.Load().settled
+	settled := before || !r.silent || heard
 	if settled {
 		r.silent = false
 	}
-	if settled && (!r.settled || sum.changed || first) {
-		r.models, r.settled = sum.models, true
-		close(r.changed)
-		r.changed = make(chan struct{})
+	if settled && (!before || sum.changed || first) {
+		publish(&r.view, sum.models, true)
 	}
 	r.mu.Unlock()
 
