@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -16,8 +17,8 @@ import (
 // A candidate is an address that may become an endpoint.
 type candidate struct {
 	uid     types.UID // of the pod or whatever is behind the address; "" if not known
-	id      string    // the same, if it is a pod
-	pod     string    // its name, if it is a pod
+	isPod   bool
+	pod     string // its name, if it is a pod
 	node    string
 	zone    string
 	ip      netip.Addr
@@ -79,16 +80,31 @@ func specsOf(found []candidate, a Attributes) []routing.Spec {
 	return leaving
 }
 
+// maxUID is the longest UID that is believed, in bytes; those of the API server
+// have 36.
+const maxUID = 64
+
+// identity returns what tells the endpoint from others: the pod and its address
+// together, whichever Service and port lead there; "" if it is no pod. Whoever
+// writes an EndpointSlice can give any address the UID of somebody else's pod,
+// and must not be taken for that one.
+func (c candidate) identity() string {
+	if !c.isPod || c.uid == "" || len(c.uid) > maxUID || strings.ContainsAny(string(c.uid), "/:") { // which URLs have
+		return ""
+	}
+	return string(c.uid) + "/" + c.ip.String()
+}
+
 // spec returns the endpoint that c makes.
 func (c candidate) spec(a Attributes) routing.Spec {
 	s := routing.Spec{
-		ID: c.id, Scheme: cmp.Or(c.scheme, "http"), Address: net.JoinHostPort(c.ip.String(), strconv.Itoa(c.port)),
+		ID: c.identity(), Scheme: cmp.Or(c.scheme, "http"), Address: net.JoinHostPort(c.ip.String(), strconv.Itoa(c.port)),
 		Model: a.Model, Weight: a.Weight, Header: a.Header, MaxInflight: a.MaxInflight,
 		Labels: make(map[string]string, 4+len(a.Labels)),
 	}
 	for _, l := range [...]struct{ name, value string }{{"pod", c.pod}, {"node", c.node}, {"zone", c.zone}, {"role", a.Role}} {
 		if l.value != "" {
-			s.Labels[l.name] = l.value
+			s.Labels[l.name] = cut(l.value, maxMessage)
 		}
 	}
 	maps.Copy(s.Labels, a.Labels)

@@ -35,7 +35,7 @@ func podBuilder(port int, a Attributes) func([]metav1.Object) ([]routing.Spec, [
 					continue
 				}
 				found = append(found, candidate{
-					uid: p.UID, id: string(p.UID), pod: p.Name, node: p.Spec.NodeName, zone: p.Labels[corev1.LabelTopologyZone],
+					uid: p.UID, isPod: true, pod: p.Name, node: p.Spec.NodeName, zone: p.Labels[corev1.LabelTopologyZone],
 					ip: ip, port: port, leaving: p.DeletionTimestamp != nil,
 				})
 			}

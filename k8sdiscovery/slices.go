@@ -84,7 +84,7 @@ func candidateOf(e *discoveryv1.Endpoint) (c candidate, ok bool) {
 	if ref := e.TargetRef; ref != nil {
 		c.uid = ref.UID
 		if ref.Kind == "Pod" {
-			c.id, c.pod = string(ref.UID), ref.Name
+			c.isPod, c.pod = true, ref.Name
 		}
 	}
 	if e.NodeName != nil {

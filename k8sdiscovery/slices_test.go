@@ -3,6 +3,7 @@ package k8sdiscovery
 import (
 	"encoding/json"
 	"fmt"
+	"net"
 	"net/http"
 	"slices"
 	"strings"
@@ -31,14 +32,18 @@ func sliceOf(t *testing.T, name, rest string) *discoveryv1.EndpointSlice {
 	return kinds[endpointSlices].trimmed(s).(*discoveryv1.EndpointSlice)
 }
 
-// said returns endpoints as words: identity, scheme where it is not http, and
-// address.
+// said returns endpoints as words: UID, scheme where it is not http, and
+// address. An identity that has another address is said whole.
 func said(specs []routing.Spec) string {
 	var words []string
 	for _, s := range specs {
-		word := s.ID + "@" + s.Address
+		id := s.ID
+		if host, _, err := net.SplitHostPort(s.Address); err == nil {
+			id = strings.TrimSuffix(id, "/"+host)
+		}
+		word := id + "@" + s.Address
 		if s.Scheme != "http" {
-			word = s.ID + "@" + s.URL()
+			word = id + "@" + s.URL()
 		}
 		words = append(words, word)
 	}
@@ -226,13 +231,42 @@ func TestSliceAttributes(t *testing.T) {
 	})([]metav1.Object{s})
 	common := routing.Spec{Scheme: "http", Model: "Qwen/Qwen3-8B", Weight: 2, MaxInflight: 8, Header: http.Header{"X-A": {"1"}}}
 	first, second := common, common
-	first.ID, first.Address = "u1", "10.0.0.1:8000"
+	first.ID, first.Address = "u1/10.0.0.1", "10.0.0.1:8000"
 	first.Labels = map[string]string{"pod": "pod-u1", "node": "n1", "zone": "mine", "region": "eu", "role": "decode"}
 	second.Address = "10.0.0.2:8000"
 	second.Labels = map[string]string{"zone": "mine", "region": "eu", "role": "decode"}
 	want := []routing.Spec{first, second}
 	if !slices.EqualFunc(specs, want, func(a, b routing.Spec) bool { return a.Equal(&b) }) {
 		t.Errorf("got  %+v\nwant %+v", specs, want)
+	}
+}
+
+// An endpoint is a pod at an address. An EndpointSlice that gives another
+// address the UID of somebody's pod makes another endpoint of it.
+func TestIdentity(t *testing.T) {
+	id := func(endpoint, port string) string {
+		t.Helper()
+		s := sliceOf(t, "qwen-a", `{"endpoints":[`+endpoint+`],"ports":[{"port":`+port+`}]}`)
+		specs, _ := sliceBuilder("", Attributes{})([]metav1.Object{s})
+		if len(specs) != 1 {
+			t.Fatalf("%d endpoints", len(specs))
+		}
+		return specs[0].ID
+	}
+	mine := id(pod("u1", "10.0.0.1", ""), "8000")
+	if mine != "u1/10.0.0.1" {
+		t.Errorf("the identity is %q", mine)
+	}
+	if other := id(pod("u1", "10.0.0.1", ""), "8001"); other != mine {
+		t.Errorf("by another port it is %q", other)
+	}
+	if other := id(pod("u1", "10.6.6.6", ""), "8000"); other == mine {
+		t.Error("another address passes for the pod")
+	}
+	for _, uid := range []string{"http://10.0.0.1:8000", strings.Repeat("u", maxUID+1)} {
+		if other := id(pod(uid, "10.6.6.6", ""), "8000"); other != "" {
+			t.Errorf("%q is believed", other)
+		}
 	}
 }
 

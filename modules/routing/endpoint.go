@@ -13,8 +13,8 @@ import (
 
 // A Spec describes an endpoint as a source found it.
 type Spec struct {
-	// ID is the endpoint's identity: the pod's UID where there is one, else
-	// the empty string, for which URL stands in.
+	// ID is the endpoint's identity: the pod's UID and its address where there
+	// is a pod, else the empty string, for which URL stands in.
 	ID string
 
 	// Scheme is http, https or h2c.

@@ -151,7 +151,7 @@ func (l *Ledger) Entry(model, id, target string) *Entry {
 	k := key{model, id}
 	if e := l.entries[k].Value(); e != nil {
 		if *e.account.target.Load() != target {
-			e.account.target.Store(&target) // a pod keeps its UID when it gets another address
+			e.account.target.Store(&target) // another port may lead to the same pod
 		}
 		return e
 	}
