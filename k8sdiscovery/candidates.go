@@ -2,6 +2,7 @@ package k8sdiscovery
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"net"
 	"net/netip"
@@ -115,4 +116,17 @@ func (c candidate) spec(a Attributes) routing.Spec {
 func parseIP(s string) (netip.Addr, bool) {
 	ip, err := netip.ParseAddr(s)
 	return ip.Unmap(), err == nil
+}
+
+// isOfPod reports whether ip, as parseIP has returned it, may be an address of
+// a pod. Who writes an EndpointSlice, or a pod's status, is not to lead calls to
+// the gateway itself, or to what its node alone can reach.
+func isOfPod(ip netip.Addr) bool {
+	return ip.Zone() == "" && !ip.IsUnspecified() && !ip.IsLoopback() && !ip.IsLinkLocalUnicast() && !ip.IsMulticast() &&
+		!(ip.Is4() && (ip.As4()[0] == 0 || ip == netip.AddrFrom4([4]byte{255, 255, 255, 255})))
+}
+
+// noPod says that what holds an address has one that is no pod's.
+func noPod(holder, address string) string {
+	return fmt.Sprintf("%s the address %.64s, which is passed over: it is unspecified, loopback, link-local or multicast, none of which is a pod's", holder, address)
 }

@@ -24,6 +24,7 @@ func trimPod(o metav1.Object) {
 func podBuilder(port int, a Attributes) func([]metav1.Object) ([]routing.Spec, []string) {
 	return func(objects []metav1.Object) ([]routing.Spec, []string) {
 		var found []candidate
+		var warnings []string
 		for _, o := range objects {
 			p := o.(*corev1.Pod)
 			if !ready(p) {
@@ -34,13 +35,17 @@ func podBuilder(port int, a Attributes) func([]metav1.Object) ([]routing.Spec, [
 				if !ok {
 					continue
 				}
+				if !isOfPod(ip) {
+					warnings = append(warnings, noPod("pod "+p.Name+" has", ip.String()))
+					continue
+				}
 				found = append(found, candidate{
 					uid: p.UID, isPod: true, pod: p.Name, node: p.Spec.NodeName, zone: p.Labels[corev1.LabelTopologyZone],
 					ip: ip, port: port, leaving: p.DeletionTimestamp != nil,
 				})
 			}
 		}
-		return specsOf(found, a), nil
+		return specsOf(found, a), warnings
 	}
 }
 

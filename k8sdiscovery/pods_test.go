@@ -3,6 +3,7 @@ package k8sdiscovery
 import (
 	"encoding/json"
 	"slices"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -65,6 +66,29 @@ func TestPods(t *testing.T) {
 				t.Errorf("in another order: %s", said(again))
 			}
 		})
+	}
+}
+
+// Some addresses are no pod's, whoever says so.
+func TestAddressesOfNoPod(t *testing.T) {
+	for _, address := range []string{
+		"0.0.0.0", "0.1.2.3", "127.0.0.1", "127.9.9.9", "169.254.169.254", "224.0.0.1", "239.1.1.1", "255.255.255.255",
+		"::", "::1", "fe80::1", "febf::1", "fe80::1%eth0", "fd00::1%eth0", "ff02::1", "ff0e::1",
+		"::ffff:0.0.0.0", "::ffff:127.0.0.1", "::ffff:169.254.169.254", "::ffff:224.0.0.1",
+	} {
+		p := new(corev1.Pod)
+		if err := json.Unmarshal([]byte(`{"metadata":{"name":"p","uid":"u1"},"status":{"podIP":"`+address+`","podIPs":[{"ip":"`+address+`"},{"ip":"10.0.0.1"}],`+isReady+`}}`), p); err != nil {
+			t.Fatal(err)
+		}
+		specs, warnings := podBuilder(8000, Attributes{})([]metav1.Object{p})
+		if got := said(specs); got != "u1@10.0.0.1:8000" || len(warnings) == 0 || !strings.Contains(warnings[0], "pod p has the address") {
+			t.Errorf("a pod at %s: %s; warnings %q", address, got, warnings)
+		}
+		s := sliceOf(t, "qwen-a", `{"endpoints":[`+pod("u1", address, "")+`,`+pod("u2", "10.0.0.2", "")+`],`+http8000+`}`)
+		specs, warnings = sliceBuilder("", Attributes{})([]metav1.Object{s})
+		if got := said(specs); got != "u2@10.0.0.2:8000" || len(warnings) != 1 || !strings.Contains(warnings[0], "EndpointSlices of qwen hold the address") {
+			t.Errorf("a slice with %s: %s; warnings %q", address, got, warnings)
+		}
 	}
 }
 

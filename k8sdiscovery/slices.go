@@ -3,6 +3,7 @@ package k8sdiscovery
 import (
 	"cmp"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -54,11 +55,20 @@ func sliceBuilder(port string, a Attributes) func([]metav1.Object) ([]routing.Sp
 				warnings = append(warnings, noPort(s, port))
 				continue
 			}
+			odd := netip.Addr{}
 			for i := range s.Endpoints {
-				if c, ok := candidateOf(&s.Endpoints[i]); ok {
+				c, ok := candidateOf(&s.Endpoints[i])
+				switch {
+				case !ok:
+				case isOfPod(c.ip):
 					c.port, c.scheme = at, scheme
 					found = append(found, c)
+				case !odd.IsValid():
+					odd = c.ip
 				}
+			}
+			if odd.IsValid() {
+				warnings = append(warnings, noPod("the EndpointSlices of "+ownerOf(s)+" hold", odd.String()))
 			}
 		}
 		return specsOf(found, a), warnings
