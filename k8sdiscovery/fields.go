@@ -94,5 +94,8 @@ func isText(s string) bool {
 		strings.TrimSpace(s) == s
 }
 
+// unknownModel stands for all unknown models in metrics.
+const unknownModel = "_unknown"
+
 // isName reports whether clients can ask for a model by that name.
-func isName(s string) bool { return isText(s) }
+func isName(s string) bool { return isText(s) && s != unknownModel }

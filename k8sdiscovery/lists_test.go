@@ -65,11 +65,25 @@ func TestLongLists(t *testing.T) {
 	}
 	check(t, "warnings", sum.warnings, []string{
 		"Model models/x: serve path \"qqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqq\" is left out; write at most 256 bytes without control characters",
-		"Model models/x: service label \"kkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkk\", like 1 more, is left out; write at most 256 bytes of text without control characters",
+		"Model models/x: service label \"kkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkk\", like 1 more, is left out; write at most 256 bytes of text without control characters, other than _unknown",
 		"Model models/x: the first 64 of 180000 are taken as its aliases, the others are left out",
 		"Model models/x: the first 64 of 60000 are taken as its serve paths, the others are left out",
 		"Model models/x: the first 64 of 60000 are taken as its service labels, the others are left out",
 		"of the 100 LoRAAdapters of model x those after the first 64 are left out; a model has at most so many",
+	})
+}
+
+// A service label that cannot be the name of a model is left out.
+func TestServiceLabelsAreNames(t *testing.T) {
+	s := newTestSet(t)
+	s.setObject(at("a/m/models/x"), object(t, "{}"))
+	s.setService(types.NamespacedName{Namespace: "models", Name: "x"}, readService(&corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{annotationActiveServices: "chat,_unknown,a\x01b,\xff"}},
+	}))
+	sum := s.rebuild(testNow)
+	check(t, "labels", sum.models[0].Traits.Groups, []string{"chat"})
+	check(t, "warnings", sum.warnings, []string{
+		`Model models/x: service label "_unknown", like 2 more, is left out; write at most 256 bytes of text without control characters, other than _unknown`,
 	})
 }
 

@@ -57,7 +57,7 @@ type service struct {
 }
 
 // instead is what to write for a name that cannot be.
-var instead = fmt.Sprintf("write at most %d bytes of text without control characters", maxName)
+var instead = fmt.Sprintf("write at most %d bytes of text without control characters, other than %s", maxName, unknownModel)
 
 // readService reads a Service.
 func readService(s *corev1.Service) *service {
@@ -172,7 +172,7 @@ func (t *translation) readAnnotations(annotations map[string]any) {
 
 // place fills in where the model is served.
 func (t *translation) place(upstream, backend string, in surroundings) {
-	if !isName(upstream) {
+	if !isText(upstream) {
 		upstream = ""
 	}
 	port := in.lastPort

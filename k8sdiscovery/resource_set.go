@@ -241,6 +241,16 @@ func (s *resourceSet) compare(a, b Ref) int {
 		cmp.Compare(slices.Index(s.groups, a.Group), slices.Index(s.groups, b.Group)))
 }
 
+// compareClaims orders what asks for aliases and for the names of adapters: the
+// namespace that is configured first, so that the others can take nothing from
+// it, then by name.
+func (s *resourceSet) compareClaims(a, b Ref) int {
+	return cmp.Or(
+		cmp.Compare(s.rank(a.Namespace), s.rank(b.Namespace)),
+		strings.Compare(a.Namespace, b.Namespace),
+		s.compare(a, b))
+}
+
 // assemble gives out the names.
 func (s *resourceSet) assemble() (models []routing.Model, warnings []string) {
 	models = make([]routing.Model, 0, len(s.ordered))
@@ -258,8 +268,17 @@ func (s *resourceSet) assemble() (models []routing.Model, warnings []string) {
 		models = append(models, routing.Model{Name: t.ref.Name, Endpoints: t.endpoints, Traits: t.traits})
 	}
 
-	taken := make(map[string]string)
+	// Whoever comes first has a name that several ask for.
+	claims := make([]int, 0, len(owners))
 	for i, t := range owners {
+		if len(t.aliases) > 0 {
+			claims = append(claims, i)
+		}
+	}
+	slices.SortFunc(claims, func(a, b int) int { return s.compareClaims(owners[a].ref, owners[b].ref) })
+	taken := make(map[string]string)
+	for _, i := range claims {
+		t := owners[i]
 		for _, alias := range t.aliases {
 			if owner, ok := taken[alias]; ok {
 				warnings = append(warnings, fmt.Sprintf("alias %q of model %s is left out: model %s has it", alias, t.ref.Name, owner))
@@ -273,7 +292,7 @@ func (s *resourceSet) assemble() (models []routing.Model, warnings []string) {
 	place := func(name string) (int, bool) {
 		return slices.BinarySearchFunc(models, name, func(m routing.Model, name string) int { return strings.Compare(m.Name, name) })
 	}
-	refs := slices.SortedFunc(maps.Keys(s.adapters), s.compare)
+	refs := slices.SortedFunc(maps.Keys(s.adapters), s.compareClaims)
 	adapted := make(map[string]string)
 	over := make(map[int]int)
 	for _, ref := range refs {
@@ -285,7 +304,9 @@ func (s *resourceSet) assemble() (models []routing.Model, warnings []string) {
 		_, isModel := place(a.name)
 		owner, isAdapter := adapted[a.name]
 		switch {
-		case !isName(a.name):
+		case a.name != "" && !isName(a.name):
+			warnings = append(warnings, fmt.Sprintf("LoRAAdapter %s is left out: its adapterName is %.32q; %s", ref.key(), a.name, instead))
+		case a.name == "":
 			warnings = append(warnings, fmt.Sprintf("LoRAAdapter %s is left out: write its adapterName", ref.key()))
 		case isModel:
 			warnings = append(warnings, fmt.Sprintf("LoRAAdapter %s is left out: %s is the name of a model", ref.key(), a.name))

@@ -74,8 +74,26 @@ func TestNames(t *testing.T) {
 			},
 			want: names{"x": {"s", "a"}, "y": {"c"}, "z": nil},
 			warnings: []string{
-				`Model models/x: alias "b\x01" is left out; write at most 256 bytes of text without control characters`,
+				`Model models/x: alias "b\x01" is left out; write at most 256 bytes of text without control characters, other than _unknown`,
 				`alias "a" of model y is left out: model x has it`,
+			},
+		},
+		"aliases and adapters of the namespace that is configured first": {
+			objects: map[string]string{
+				"a/m/other/a":  "{litellm: {aliases: [taken, free, _unknown]}}",
+				"a/m/models/x": "{litellm: {aliases: [taken]}}",
+			},
+			adapters: map[string]string{
+				"a//other/1":  "{adapterName: l, modelRef: a}",
+				"a//models/2": "{adapterName: l, modelRef: x}",
+				"a//models/3": "{adapterName: _unknown, modelRef: x}",
+			},
+			want: names{"a": {"free"}, "x": {"taken", "+l"}},
+			warnings: []string{
+				`LoRAAdapter models/3 is left out: its adapterName is "_unknown"; write at most 256 bytes of text without control characters, other than _unknown`,
+				"LoRAAdapter other/1 is left out: model x has an adapter l",
+				`Model other/a: alias "_unknown" is left out; write at most 256 bytes of text without control characters, other than _unknown`,
+				`alias "taken" of model a is left out: model x has it`,
 			},
 		},
 		"a parked model has none": {
