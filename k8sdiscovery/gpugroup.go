@@ -212,7 +212,7 @@ func (w *Waker) gpuGroupOf(ctx context.Context, ref Ref, obj map[string]any) (st
 	}
 	l, err := w.c.open()
 	if err != nil {
-		return "", err
+		return "", unreachable(err)
 	}
 	r := gpuGroupsOf(ref.Group)
 	_, err = l.dynamic.Resource(r).Namespace(ref.Namespace).Get(ctx, name, metav1.GetOptions{})

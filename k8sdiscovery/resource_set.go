@@ -56,6 +56,11 @@ func newResourceSet() *resourceSet {
 
 // setObject takes over a Model or ModelDeployment; nil if it is gone.
 func (s *resourceSet) setObject(ref Ref, obj map[string]any) {
+	if t := s.translations[ref]; t != nil && stringOf(s.objects[ref], "metadata", "uid") != stringOf(obj, "metadata", "uid") {
+		if h, ok := t.traits.Activator.(*Handle); ok {
+			h.woken.Store(nil) // another of the same name was not
+		}
+	}
 	if obj == nil {
 		delete(s.objects, ref)
 	} else {

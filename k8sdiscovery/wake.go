@@ -2,21 +2,16 @@ package k8sdiscovery
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"runtime"
-	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 	"weak"
 
 	"go.uber.org/zap"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 
 	"github.com/flexinfer/caddy-flexinfer/modules/routing"
@@ -46,8 +41,9 @@ type WakerConfig struct {
 // A Waker wakes models by what it writes to their resources, and keeps them
 // awake while they are used. Its work in the background ends with Close.
 type Waker struct {
-	c   *Cluster
-	cfg WakerConfig
+	c       *Cluster
+	cfg     WakerConfig
+	timeout time.Duration // of an attempt to wake
 
 	ctx     context.Context
 	cancel  context.CancelFunc
@@ -60,6 +56,7 @@ type Waker struct {
 	handles map[Ref]weak.Pointer[Handle] // of the models that anybody knows
 	told    map[*Handle]struct{}         // whose GPUGroup believes that calls wait
 	refused map[string]struct{}          // rules that have been asked for
+	failing map[string]struct{}          // reasons that have been logged since all was well
 }
 
 // Waker returns a waker of the cluster's models. It does no I/O and has no
@@ -67,10 +64,11 @@ type Waker struct {
 // before that of the cluster.
 func (c *Cluster) Waker(cfg WakerConfig) *Waker {
 	w := &Waker{
-		c: c, cfg: cfg,
+		c: c, cfg: cfg, timeout: writeTimeout,
 		handles: make(map[Ref]weak.Pointer[Handle]),
 		told:    make(map[*Handle]struct{}),
 		refused: make(map[string]struct{}),
+		failing: make(map[string]struct{}),
 	}
 	w.ctx, w.cancel = context.WithCancel(c.ctx)
 	return w
@@ -145,19 +143,68 @@ type Handle struct {
 	use  use
 	done func() // of each call
 	line line
+
+	woken atomic.Pointer[time.Time] // when what wakes the model was last written, nil if never
+}
+
+// wokenFor is how long what was written to wake a model is not written again,
+// however many calls come and leave.
+const wokenFor = 5 * time.Second
+
+// isWoken reports whether the model was woken a moment ago.
+func (h *Handle) isWoken() bool {
+	at := h.woken.Load()
+	return at != nil && time.Since(*at) < wokenFor
 }
 
 // Activate implements [routing.Activator]. A Model is woken by the time of its
 // last use, which FlexInfer's controller looks at; a ModelDeployment by its
 // number of replicas; one of a GPUGroup, if those are followed, by how many
 // calls wait, which is for the group's controller.
+//
+// Nothing is written within 5 s of the last time. While the API server gives no
+// final answer it is asked again, until ctx is done. The error is for clients,
+// too, and says nothing of where the API server is; the log does.
 func (h *Handle) Activate(ctx context.Context, model string) error {
-	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
+	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	if err := h.wake(ctx, model); err != nil {
-		return fmt.Errorf("waking model %s: %w", model, err)
+	defer context.AfterFunc(h.w.ctx, cancel)()
+	again := backoff
+	for !h.isWoken() {
+		err := h.attempt(ctx, model)
+		if err == nil {
+			h.w.answered()
+			break
+		}
+		why := reasonFor(err)
+		if ctx.Err() == nil {
+			h.w.complain(model, why)
+		}
+		if !why.final && pauseFor(ctx, again.Step()) {
+			continue
+		}
+		return fmt.Errorf("waking model %s: %w", model, why)
 	}
 	return nil
+}
+
+// pauseFor waits for a while, and reports whether ctx lasted.
+func pauseFor(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// attempt asks the API server once.
+func (h *Handle) attempt(ctx context.Context, model string) error {
+	ctx, cancel := context.WithTimeout(ctx, h.w.timeout)
+	defer cancel()
+	return h.wake(ctx, model)
 }
 
 func (h *Handle) wake(ctx context.Context, model string) error {
@@ -201,7 +248,7 @@ func (h *Handle) find(ctx context.Context) (Ref, error) {
 			return ref, err
 		}
 	}
-	return Ref{}, fmt.Errorf("there is neither a Model nor a ModelDeployment %s", h.ref.key())
+	return Ref{}, &reason{text: fmt.Sprintf("there is neither a Model nor a ModelDeployment %s", h.ref.key()), final: true}
 }
 
 // touch writes that the model is used now.
@@ -212,6 +259,9 @@ func (h *Handle) touch(ctx context.Context, ref Ref) error {
 		return err
 	}
 	h.use.written(now)
+	if ref.Kind == KindModel {
+		h.woken.Store(&now)
+	}
 	return nil
 }
 
@@ -254,6 +304,7 @@ func (h *Handle) scaleUp(ctx context.Context, ref Ref, model string) error {
 			"spec":     map[string]any{"replicas": 1},
 		})
 		if err == nil {
+			h.woken.Store(new(time.Now()))
 			if f := h.w.cfg.OnScaleUp; f != nil {
 				f(model)
 			}
@@ -263,54 +314,6 @@ func (h *Handle) scaleUp(ctx context.Context, ref Ref, model string) error {
 			return err
 		}
 	}
-}
-
-func (w *Waker) get(ctx context.Context, ref Ref) (*unstructured.Unstructured, error) {
-	l, err := w.c.open()
-	if err != nil {
-		return nil, err
-	}
-	obj, err := l.dynamic.Resource(ref.resource()).Namespace(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
-	return obj, w.explain(err, ref.resource(), ref.Namespace, "get")
-}
-
-func (w *Waker) patch(ctx context.Context, r schema.GroupVersionResource, key types.NamespacedName, patch map[string]any, sub ...string) error {
-	l, err := w.c.open()
-	if err != nil {
-		return err
-	}
-	data, err := json.Marshal(patch)
-	if err != nil {
-		return err
-	}
-	_, err = l.dynamic.Resource(r).Namespace(key.Namespace).Patch(ctx, key.Name, types.MergePatchType, data, metav1.PatchOptions{}, sub...)
-	return w.explain(err, r, key.Namespace, "patch", sub...)
-}
-
-// explain logs once which rule a refused request lacks.
-func (w *Waker) explain(err error, r schema.GroupVersionResource, namespace, verb string, sub ...string) error {
-	if !apierrors.IsForbidden(err) {
-		return err
-	}
-	resource := strings.Join(append([]string{r.Resource}, sub...), "/")
-	rule := fmt.Sprintf(`{apiGroups: [%q], resources: [%q], verbs: [%q]}`, r.Group, resource, verb)
-	w.mu.Lock()
-	_, known := w.refused[namespace+rule]
-	w.refused[namespace+rule] = struct{}{}
-	w.mu.Unlock()
-	if !known {
-		w.c.logger().Warn("the cluster refuses what wakes models and keeps them awake; add this rule to the gateway's Role in namespace "+
-			namespace+": "+rule, zap.Error(err))
-	}
-	return refusedError{fmt.Errorf("the gateway's Role in namespace %s lacks the rule %s", namespace, rule)}
-}
-
-// A refusedError is what a missing right ends in.
-type refusedError struct{ error }
-
-func isRefused(err error) bool {
-	_, ok := errors.AsType[refusedError](err)
-	return ok
 }
 
 // Interface guards

@@ -69,10 +69,10 @@ func TestKubernetesNamesItsResource(t *testing.T) {
 		namespace  string
 		err        string
 	}{
-		"the model's name":       {&Kubernetes{}, []string{"models", "other"}, "qwen3-8b", "models", "nowhere"},
-		"in all namespaces":      {&Kubernetes{}, []string{"*"}, "qwen3-8b", "mine", "nowhere"},
-		"in none":                {&Kubernetes{}, nil, "qwen3-8b", "mine", "nowhere"},
-		"its own":                {&Kubernetes{Namespace: "b", Name: "x"}, nil, "Qwen/Qwen3-8B", "b", "nowhere"},
+		"the model's name":       {&Kubernetes{}, []string{"models", "other"}, "qwen3-8b", "models", "how to reach the cluster"},
+		"in all namespaces":      {&Kubernetes{}, []string{"*"}, "qwen3-8b", "mine", "how to reach the cluster"},
+		"in none":                {&Kubernetes{}, nil, "qwen3-8b", "mine", "how to reach the cluster"},
+		"its own":                {&Kubernetes{Namespace: "b", Name: "x"}, nil, "Qwen/Qwen3-8B", "b", "how to reach the cluster"},
 		"no name for a resource": {&Kubernetes{}, nil, "Qwen/Qwen3-8B", "mine", "write activate kubernetes <namespace>/<name>"},
 	} {
 		t.Run(name, func(t *testing.T) {
