@@ -88,6 +88,15 @@ func trimService(o metav1.Object) {
 	s.Spec, s.Status = corev1.ServiceSpec{Ports: s.Spec.Ports}, corev1.ServiceStatus{}
 }
 
+// The longest strategy and options that are taken from annotations, in bytes.
+const (
+	maxStrategy = 64
+	maxOptions  = 1024
+)
+
+// minColdStart is the shortest time that a Model may give itself to wake.
+const minColdStart = time.Second
+
 // backendPorts are the ports that engines listen on unless told otherwise.
 var backendPorts = map[string]int32{
 	"llamacpp": 8080, "llama.cpp": 8080, "llama-cpp": 8080, "llama_cpp": 8080,
@@ -153,8 +162,16 @@ func (t *translation) readAnnotations(annotations map[string]any) {
 		s, _ := annotations[key].(string)
 		return strings.TrimSpace(s)
 	}
-	t.traits.Strategy = text(annotationRouting)
-	t.traits.Options = text(annotationOptions)
+	// What is cut is as good as unknown: no strategy and no option ends so.
+	bounded := func(key string, most int) string {
+		s := text(key)
+		if len(s) > most {
+			t.warnf("annotation %s has %d bytes; write at most %d; calls go to the Service", key, len(s), most)
+		}
+		return cut(strings.ToValidUTF8(s, ""), most)
+	}
+	t.traits.Strategy = bounded(annotationRouting, maxStrategy)
+	t.traits.Options = bounded(annotationOptions, maxOptions)
 	paths := choose(commas(text(annotationServePaths)), maxServePaths, isServePath)
 	t.traits.ServePaths = paths.kept
 	for _, w := range paths.problems("serve path", "serve paths", fmt.Sprintf("write at most %d bytes without control characters", maxServePath), maxServePaths) {
@@ -209,7 +226,10 @@ func (t *translation) readModel(obj map[string]any, in surroundings) {
 		}
 	}
 	if d, err := time.ParseDuration(stringOf(obj, "spec", "serverless", "coldStartTimeout")); err == nil && d > 0 {
-		t.traits.ColdStart = d
+		if d < minColdStart {
+			t.warnf("spec.serverless.coldStartTimeout is %s; write a time from %s on; it counts as that", d, minColdStart)
+		}
+		t.traits.ColdStart = max(d, minColdStart)
 	}
 	if !isParked(obj) {
 		t.readAliases(obj)

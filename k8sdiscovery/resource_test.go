@@ -361,6 +361,8 @@ func TestContextWindow(t *testing.T) {
 func TestColdStart(t *testing.T) {
 	for spec, want := range map[string]time.Duration{
 		"{serverless: {coldStartTimeout: 3m}}":  3 * time.Minute,
+		"{serverless: {coldStartTimeout: 1ns}}": time.Second,
+		"{serverless: {coldStartTimeout: 1s}}":  time.Second,
 		"{serverless: {coldStartTimeout: 180}}": 0,
 		"{serverless: {coldStartTimeout: -3m}}": 0,
 		"{serverless: [3m]}":                    0,
@@ -372,6 +374,27 @@ func TestColdStart(t *testing.T) {
 	if got := deployment(t, "spec: {coldStartTimeoutSeconds: 75}", nowhere()).traits.ColdStart; got != 75*time.Second {
 		t.Errorf("a ModelDeployment has %s", got)
 	}
+}
+
+func TestShortColdStartIsSaid(t *testing.T) {
+	check(t, "warnings", model(t, "spec: {serverless: {coldStartTimeout: 20ms}}").warnings, []string{
+		"Model models/m: spec.serverless.coldStartTimeout is 20ms; write a time from 1s on; it counts as that",
+	})
+}
+
+// Annotations that are too long are as unknown ones, and are not handed on whole.
+func TestLongAnnotations(t *testing.T) {
+	long := strings.Repeat("prefix,", 30_000)
+	m := model(t, `metadata: {annotations: {flexinfer.ai/routing: "`+long+`", flexinfer.ai/routing-options: "`+long+`"}}`)
+	for value, most := range map[string]int{m.traits.Strategy: 64, m.traits.Options: 1024} {
+		if len(value) > most || len(value) < most-8 || !strings.HasSuffix(value, "…") {
+			t.Errorf("%d bytes of %d: %q", len(value), most, value)
+		}
+	}
+	check(t, "warnings", m.warnings, []string{
+		"Model models/m: annotation flexinfer.ai/routing has 210000 bytes; write at most 64; calls go to the Service",
+		"Model models/m: annotation flexinfer.ai/routing-options has 210000 bytes; write at most 1024; calls go to the Service",
+	})
 }
 
 // A swap takes twice as long as the longest of what it could be, whatever the
