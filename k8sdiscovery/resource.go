@@ -128,6 +128,7 @@ type translation struct {
 	endpoints []routing.Spec
 	traits    *routing.Traits
 	due       time.Time // when the state changes by itself; zero if never
+	ready     time.Time // when it became ready without endpoints; zero if it did not
 	warnings  []string
 }
 

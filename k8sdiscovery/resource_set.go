@@ -205,6 +205,7 @@ func (s *resourceSet) translate(ref Ref, now time.Time) *translation {
 	if s.activator != nil {
 		t.traits.Activator = s.activator(ref)
 	}
+	t.awaitEndpoints(old, now)
 	s.translations[ref] = t
 	if i, ok := slices.BinarySearchFunc(s.ordered, t, func(a, b *translation) int { return s.compare(a.ref, b.ref) }); ok {
 		s.ordered[i] = t
@@ -223,6 +224,27 @@ func (s *resourceSet) translate(ref Ref, now time.Time) *translation {
 		return t
 	}
 	return nil
+}
+
+// endpointsWithin is how soon a model that becomes ready has endpoints: those are
+// watched apart from it, so that they may be seen later.
+const endpointsWithin = 2 * time.Second
+
+// awaitEndpoints has calls go on waiting for a model that has just become ready
+// and has no endpoints yet, rather than go to its Service, which may not have
+// any either.
+func (t *translation) awaitEndpoints(old *translation, now time.Time) {
+	if old == nil || t.traits.State.Phase != routing.Serving || len(t.endpoints) > 0 {
+		return
+	}
+	t.ready = old.ready
+	if t.ready.IsZero() && old.traits.State.Phase != routing.Serving {
+		t.ready = now
+	}
+	if until := t.ready.Add(endpointsWithin); !t.ready.IsZero() && now.Before(until) {
+		t.traits.State = routing.State{Phase: routing.Asleep, Substage: "endpoints"}
+		t.due = until
+	}
 }
 
 // sameModel reports whether nothing has changed about a model.

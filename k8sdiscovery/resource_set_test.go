@@ -240,6 +240,9 @@ func TestLastSeenPort(t *testing.T) {
 
 func TestGPUGroupTouchesItsModels(t *testing.T) {
 	s := newTestSet(t)
+	s.endpoints = func(types.NamespacedName, string, string) ([]routing.Spec, []string) {
+		return []routing.Spec{{Scheme: "http", Address: "10.0.0.1:8000"}}, nil
+	}
 	phases := func() (phases []routing.Phase) {
 		for _, m := range s.rebuild(testNow).models {
 			phases = append(phases, m.Traits.State.Phase)
@@ -286,6 +289,46 @@ func TestStalledByTheClock(t *testing.T) {
 	if sum = s.rebuild(testNow.Add(time.Hour)); len(sum.stalled) != 0 {
 		t.Error("stalled twice")
 	}
+}
+
+// A model that is ready before its endpoints are seen goes on sleeping for a
+// moment; one that loses them, or has none at the start, goes to its Service.
+func TestReadyBeforeItsEndpoints(t *testing.T) {
+	s := newTestSet(t)
+	found := false
+	s.endpoints = func(types.NamespacedName, string, string) ([]routing.Spec, []string) {
+		if !found {
+			return nil, nil
+		}
+		return []routing.Spec{{Scheme: "http", Address: "10.0.0.1:8000"}}, nil
+	}
+	now := testNow
+	step := func(what, phase string, want routing.Phase) summary {
+		t.Helper()
+		s.setObject(at("a/m/models/x"), object(t, "status: {phase: "+phase+"}"))
+		sum := s.rebuild(now)
+		if got := sum.models[0].Traits.State.Phase; got != want {
+			t.Errorf("%s: it is %s, want %s", what, got, want)
+		}
+		return sum
+	}
+	step("at the start", "Ready", routing.Serving)
+	step("asleep", "Idle", routing.Asleep)
+	if sum := step("ready", "Ready", routing.Asleep); !sum.due.Equal(now.Add(endpointsWithin)) {
+		t.Errorf("due %v", sum.due)
+	}
+	now = now.Add(endpointsWithin / 2)
+	step("still", "Ready", routing.Asleep)
+	found = true
+	if sum := step("with endpoints", "Ready", routing.Serving); !sum.due.IsZero() {
+		t.Errorf("due %v", sum.due)
+	}
+	found = false
+	step("when they are gone", "Ready", routing.Serving)
+	step("asleep again", "Idle", routing.Asleep)
+	step("ready again", "Ready", routing.Asleep)
+	now = now.Add(endpointsWithin)
+	step("after a while", "Ready", routing.Serving)
 }
 
 func BenchmarkChangeOfOneModel(b *testing.B) {
