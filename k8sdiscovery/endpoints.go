@@ -55,6 +55,7 @@ type Endpoints struct {
 	where Where
 	match func(metav1.Object) bool
 	build func([]metav1.Object) ([]routing.Spec, []string)
+	none  string // what is wrong if there is no object at all; "" if nothing is
 	sub   *subscription
 
 	view atomic.Pointer[view] // replaced with mu held
@@ -74,6 +75,7 @@ func (c *Cluster) Service(at Where, name, port string, a Attributes) *Endpoints 
 		name:  at.Namespace + "/" + name,
 		match: func(metav1.Object) bool { return true }, // the index has told them apart
 		build: sliceBuilder(port, a),
+		none:  "there is no EndpointSlice of this Service; is its name right?",
 	}
 	return c.endpoints(e, at, endpointSlices, at.Namespace+"/"+name)
 }
@@ -81,7 +83,12 @@ func (c *Cluster) Service(at Where, name, port string, a Attributes) *Endpoints 
 // Selector returns the endpoints in the EndpointSlices that a label selector
 // matches. The port is that of Service.
 func (c *Cluster) Selector(at Where, s labels.Selector, port string, a Attributes) *Endpoints {
-	e := &Endpoints{name: at.Namespace + " " + s.String(), match: matcher(at.Namespace, s), build: sliceBuilder(port, a)}
+	e := &Endpoints{
+		name:  at.Namespace + " " + s.String(),
+		match: matcher(at.Namespace, s),
+		build: sliceBuilder(port, a),
+		none:  "there is no EndpointSlice with these labels; they are those of a Service",
+	}
 	return c.endpoints(e, at, endpointSlices, all)
 }
 
@@ -182,6 +189,9 @@ func (e *Endpoints) flush() {
 	}
 	specs, warnings := e.build(e.sorted())
 	if settled {
+		if len(e.objects) == 0 && e.none != "" && e.sub.seen() {
+			warnings = append(warnings, e.none)
+		}
 		e.warn(warnings)
 	}
 	v := e.view.Load()

@@ -140,6 +140,13 @@ func (s *subscription) settled() bool {
 	return s.f.synced || s.f.troubles.hopeless()
 }
 
+// seen reports whether all that there is has been seen, ever.
+func (s *subscription) seen() bool {
+	s.f.mu.Lock()
+	defer s.f.mu.Unlock()
+	return s.f.synced
+}
+
 // end ends the watcher's hold. When the last one goes, so does the watch.
 func (s *subscription) end() { s.once.Do(s.leave) }
 

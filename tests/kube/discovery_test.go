@@ -83,6 +83,9 @@ func TestDiscoveryOfNothingYetQ2(t *testing.T) {
 			return g.Metrics(t).Value("flexinfer_proxy_queue_depth", "model", "m") == 1
 		})
 		wantRefusal(t, g, "nobody", http.StatusNotFound)
+		if len(g.Logs().Entries("there is no EndpointSlice of this Service; is its name right?")) == 0 {
+			t.Errorf("%s: the log does not say that there is no such Service", when)
+		}
 		if list := g.Get(t, "/v1/models"); !strings.Contains(string(list.Body), `"id":"m"`) {
 			t.Errorf("%s: not listed: %s", when, list)
 		}
