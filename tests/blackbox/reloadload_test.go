@@ -61,8 +61,12 @@ func chatTarget(g *harness.Gateway, body string) vegeta.Target {
 // those of a model that a reload takes away neither, counters go on and counts
 // in flight are kept; and nothing is left behind: no goroutine, no memory, no
 // descriptor, no connection to an engine.
+//
+// It has the machine to itself: a TLS handshake that is under way when its
+// configuration ends is broken off, with stock Caddy too, although the client
+// may think that it is done. On a crowded machine one in some thousand requests
+// meets that twice.
 func TestX4_ReloadsUnderLoad(t *testing.T) {
-	t.Parallel()
 	const reloads = 100
 	names := make([]string, reloads)
 	for i := range names {
