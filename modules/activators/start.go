@@ -120,6 +120,9 @@ func (e *engine) forsaken() {
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		if e.wanted == 0 && time.Since(a.left) >= startTime {
+			if e.asking == a {
+				e.asking = nil // whoever comes next asks anew
+			}
 			a.cancel()
 		}
 	})

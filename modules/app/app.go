@@ -257,15 +257,15 @@ func (a *App) Settings() *call.Settings { return a.settings }
 func (a *App) Start() error {
 	warnOfNoDrain(a.ctx, a.logger)
 	a.state.begin(a)
+	a.state.lanes.Serve(a.catalog) // http may take requests already
 	for _, s := range a.starters {
 		if err := s.Start(); err != nil {
 			return fmt.Errorf("starting a source: %w", err)
 		}
 	}
 	for _, c := range a.catalogs {
-		c.Refresh() // http may take requests at once
+		c.Refresh()
 	}
-	a.state.lanes.Serve(a.catalog)
 	ctx, cancel := context.WithCancel(context.Background())
 	a.cancel = cancel
 	for _, c := range a.catalogs {

@@ -61,6 +61,8 @@ func (a *App) strategyOf(name, options string) (routing.Strategy, error) {
 	a.naming.Lock()
 	defer a.naming.Unlock()
 	if n, ok := a.named[key]; ok {
+		n.since = time.Now()
+		a.named[key] = n
 		return n.Strategy, nil
 	}
 	raw, err := a.parseNamed(name, options)

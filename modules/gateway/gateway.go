@@ -250,7 +250,11 @@ func unreadable(err error) *refusal.Refusal {
 // answerFor answers a request that the next handler gave up, in the shape of
 // the caller's API, or breaks the answer off if it has begun.
 func (h *Handler) answerFor(rec *recorder, r *http.Request, c *call.Call, err error) error {
-	if ref, ok := errors.AsType[*refusal.Refusal](err); ok && rec.status == 0 {
+	ref, ok := errors.AsType[*refusal.Refusal](err)
+	if !ok {
+		ref = c.Refusal()
+	}
+	if ref != nil && rec.status == 0 {
 		rec.refused = true
 		return ref.Write(rec, r.URL.Path)
 	}

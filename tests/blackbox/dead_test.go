@@ -72,3 +72,27 @@ func TestCallsMoveWithTheirLabel(t *testing.T) {
 	}
 	g.WaitIdle(t)
 }
+
+// A call that waits in vain for another attempt is told so once, as one that
+// waits for its first.
+func TestRetryThatWaitsInVain(t *testing.T) {
+	t.Parallel()
+	s := newSleeper(t, nil) // nobody starts it
+	g := harness.Start(t, harness.Config{
+		Flexinfer: strings.Replace(s.config(8, "10m", "cold_start_timeout 1s"), "idle_timeout", "interval 10m\n\tidle_timeout", 1) + "queue {\n\ttimeout 1s\n}",
+	})
+	s.wake()
+	harness.Eventually(t, harness.Patience, "it serves", func() bool {
+		return g.Post(t, "/v1/chat/completions", chat("first")).Status == http.StatusOK
+	})
+	s.sleep()
+	begun := g.Metrics(t).Value("flexinfer_proxy_queued_requests_total", "model", "m")
+	res := g.Post(t, "/v1/chat/completions", chat("again"))
+	if code := res.Refusal(t).Error.Code; res.Status < 500 || code != "timeout" && code != "activation_failed" {
+		t.Errorf("the call that finds it dead: %s", res)
+	}
+	if n := g.Metrics(t).Value("flexinfer_proxy_queued_requests_total", "model", "m") - begun; n != 1 {
+		t.Errorf("it waited %v times", n)
+	}
+	g.WaitIdle(t)
+}

@@ -13,6 +13,7 @@ import (
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/metrics"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/queue"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/refusal"
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/responses"
 	"github.com/flexinfer/caddy-flexinfer/modules/routing"
 )
 
@@ -41,30 +42,41 @@ func (r *Rejection) Unwrap() error { return r.Refusal }
 // queue, and has an endpoint when it returns, which the first Next gives. The
 // error is a [Rejection], a [refusal.Refusal] or that of ctx.
 func (c *Call) Admit(ctx context.Context) error {
+	place := queue.New
 	for range mostMoves {
 		err := c.mayWait()
 		if err == nil {
-			err = c.wait(ctx)
+			err = c.wait(ctx, place)
 		}
 		if err == nil {
 			return nil
 		}
-		if !errors.Is(err, catalog.ErrMoved) || !c.move() {
-			c.gaveUp, c.refused = true, time.Now()
-			return c.refusalOf(err)
+		if !c.movesOn(err) {
+			return c.giveUp(err)
 		}
+		place = queue.Moved
 	}
-	c.gaveUp, c.refused = true, time.Now()
-	return c.refusalOf(queue.ErrGone)
+	return c.giveUp(queue.ErrGone)
 }
 
 // mostMoves bounds how often a call goes on waiting for another of a label's
 // models.
 const mostMoves = 16
 
-// wait has the call wait for its model, if it has to. The error is ErrMoved if
-// another of its label's models serves meanwhile, or has taken its place.
-func (c *Call) wait(ctx context.Context) error {
+// giveUp notes that the call waits no more, and returns what to answer.
+func (c *Call) giveUp(err error) error {
+	c.gaveUp, c.refused = true, time.Now()
+	err = c.refusalOf(err)
+	c.refusal, _ = errors.AsType[*refusal.Refusal](err)
+	return err
+}
+
+// Refusal returns what to answer a call that waited in vain for another
+// attempt, nil if it did not.
+func (c *Call) Refusal() *refusal.Refusal { return c.refusal }
+
+// wait has the call wait for its model, if it has to.
+func (c *Call) wait(ctx context.Context, place queue.Place) error {
 	m := c.model
 	if m.Lane != nil && len(m.Groups) > 0 && !c.isCounted() {
 		c.counts(m.Enter())
@@ -72,22 +84,32 @@ func (c *Call) wait(ctx context.Context) error {
 	if !m.Waits() {
 		return nil
 	}
+	return c.enter(ctx, place)
+}
+
+// enter has the call wait for its turn. The error is ErrMoved if another of its
+// label's models serves meanwhile, or has taken its model's place.
+func (c *Call) enter(ctx context.Context, place queue.Place) error {
+	m := c.model
 	if c.group == nil {
-		return m.Queue().Enter(ctx, false, c.prime)
+		return m.Queue().Enter(ctx, place, c.prime)
 	}
-	if m.State.Phase != routing.Serving {
+	if c.bound.Model != m.Name { // else no other will do
 		var leave func()
 		ctx, leave = c.set.Lanes.Await(ctx, c.group.Label, m.Name)
 		defer leave()
 	}
-	err := m.Queue().Enter(ctx, false, c.prime)
-	if errors.Is(err, context.Canceled) {
-		err = context.Cause(ctx)
-	}
-	if errors.Is(err, queue.ErrGone) {
-		err = catalog.ErrMoved
+	err := m.Queue().Enter(ctx, place, c.prime)
+	if errors.Is(err, queue.ErrGone) || errors.Is(err, context.Canceled) && errors.Is(context.Cause(ctx), catalog.ErrMoved) {
+		return catalog.ErrMoved
 	}
 	return err
+}
+
+// movesOn has the call go on to another of its label's models, if the error says
+// that it should and there is one.
+func (c *Call) movesOn(err error) bool {
+	return errors.Is(err, catalog.ErrMoved) && c.move()
 }
 
 // move has the call go on to another of its label's models. It reports false if
@@ -104,7 +126,7 @@ func (c *Call) move() bool {
 	if counted != nil {
 		counted.Add(-1)
 	}
-	c.group = g
+	c.group, c.bound = g, responses.Place{}
 	c.choose()
 	c.edits, c.clamped = nil, ""
 	c.edit()
@@ -161,6 +183,9 @@ func (c *Call) prime() queue.Try {
 func (c *Call) refusalOf(err error) error {
 	if err == nil {
 		return nil
+	}
+	if _, said := errors.AsType[*refusal.Refusal](err); said {
+		return err
 	}
 	q := c.model.Queue()
 	switch {

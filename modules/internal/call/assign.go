@@ -18,6 +18,10 @@ func (c *Call) Assign(r *http.Request, cat *catalog.Catalog, name string) {
 		return
 	}
 	judged := c.resolved // by a handler that found another model
+	if c.primed {        // and has an endpoint of it
+		c.primed, c.attempts = false, 0
+		c.endAttempt()
+	}
 	c.catalog, c.model, c.adapter, c.resolved, c.assigned = cat, res.Model, "", true, true
 	if c.strategyName = c.model.StrategyName; c.chosen != nil {
 		c.strategyName = c.chosenName

@@ -8,6 +8,7 @@ import (
 
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/catalog"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/openai"
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/queue"
 	"github.com/flexinfer/caddy-flexinfer/modules/routing"
 )
 
@@ -53,17 +54,30 @@ func (c *Call) next(ctx context.Context) *routing.Lease {
 	} else {
 		c.model.Budget.Attempt()
 	}
-	waits := c.model.Lane != nil
-	if !waits || c.model.State.Phase == routing.Serving {
-		if d := c.pick(c.model.Snapshot); !d.Full || !waits {
-			return c.take(d)
+	place := queue.New
+	if again {
+		place = queue.Again
+	}
+	for range mostMoves {
+		waits := c.model.Lane != nil
+		if !waits || c.model.State.Phase == routing.Serving {
+			if d := c.pick(c.model.Snapshot); !d.Full || !waits {
+				return c.take(d)
+			}
 		}
+		err := c.enter(ctx, place)
+		if err == nil {
+			c.primed = false
+			return c.Lease()
+		}
+		if !c.movesOn(err) {
+			_ = c.giveUp(err) // see Refusal
+			return nil
+		}
+		c.request.Tried, place = c.request.Tried[:0], queue.Moved
 	}
-	if c.model.Queue().Enter(ctx, again, c.prime) != nil {
-		return nil
-	}
-	c.primed = false
-	return c.Lease()
+	_ = c.giveUp(queue.ErrGone)
+	return nil
 }
 
 // current returns the call's model as it is known now: its endpoints may be

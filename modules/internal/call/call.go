@@ -19,6 +19,7 @@ import (
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/coding"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/key"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/openai"
+	"github.com/flexinfer/caddy-flexinfer/modules/internal/refusal"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/responses"
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/usage"
 	"github.com/flexinfer/caddy-flexinfer/modules/routing"
@@ -124,10 +125,11 @@ type Call struct {
 	attempts     int
 	retried      string // why the next attempt is one more
 	gaveUp       bool
-	stale, fresh bool            // see Stale and WantsFresh
-	held         *http.Response  // see Hold
-	admitted     time.Time       // when it was found fit to be passed on
-	refused      time.Time       // when it was, after all, since it waited in vain
+	stale, fresh bool           // see Stale and WantsFresh
+	held         *http.Response // see Hold
+	admitted     time.Time      // when it was found fit to be passed on
+	refused      time.Time      // when it was, after all, since it waited in vain
+	refusal      *refusal.Refusal
 	dialled      time.Time       // when the first attempt began
 	bound        responses.Place // what the request follows up
 	boundID      string          // of the answer

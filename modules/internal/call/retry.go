@@ -40,7 +40,7 @@ func (c *Call) Failed(f Failure, reason string) (again bool) {
 	if id := lease.Endpoint().ID; !slices.Contains(c.request.Tried, id) {
 		c.request.Tried = append(c.request.Tried, id)
 	}
-	if d, ok := c.model.Activator.(routing.Doubter); ok && f == Unreached {
+	if d, ok := c.model.Activator.(routing.Doubter); ok && f == Unreached && !c.othersFit() {
 		d.Refused()
 		c.set.Lanes.Refresh() // so that the next attempt waits if it sleeps
 	}
@@ -53,6 +53,17 @@ func (c *Call) Failed(f Failure, reason string) (again bool) {
 	c.endAttempt()
 	c.retried = reason
 	return true
+}
+
+// othersFit reports whether an endpoint is fit that no attempt went to.
+func (c *Call) othersFit() bool {
+	snap := c.model.Snapshot
+	for i := range snap.Len() {
+		if e := snap.At(i); e.Health().Healthy() && !slices.Contains(c.request.Tried, e.ID) {
+			return true
+		}
+	}
+	return false
 }
 
 func (c *Call) mayRetry(f Failure) bool {

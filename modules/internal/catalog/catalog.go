@@ -85,6 +85,7 @@ type Catalog struct {
 	closed   bool
 	recorded map[string]*metrics.Model // what this catalog holds on to
 	labels   map[string]*metrics.Group // likewise
+	left     map[string]bool           // what was warned of
 }
 
 // New returns a catalog that holds what its sources know at once. It does no
@@ -253,9 +254,13 @@ func (c *Catalog) build(prev *Table) *Table {
 		}
 	}
 	t.name(t.models[declared:])
+	left := make(map[string]bool)
 	for label, members := range t.claims {
 		if r, taken := t.names[label]; label == metrics.UnknownModel || taken && !members[0].declared && r.Model.declared {
-			c.cfg.Warn(members[0].Name, "its label "+strconv.Quote(label)+" is left out: the configuration has the name")
+			problem := "its label " + strconv.Quote(label) + " is left out: the configuration has the name"
+			if left[problem] = true; !c.left[problem] {
+				c.cfg.Warn(members[0].Name, problem)
+			}
 			continue
 		}
 		g := c.labels[label]
@@ -265,6 +270,7 @@ func (c *Catalog) build(prev *Table) *Table {
 		}
 		t.groups[label] = newGroup(label, c.cfg.GroupMode, members, g, prev.group(label))
 	}
+	c.left = left
 	return t
 }
 

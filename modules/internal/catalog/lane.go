@@ -97,7 +97,7 @@ func (l *Lanes) of(name string) *Lane {
 	defer l.mu.Unlock()
 	lane := l.m[name]
 	if lane == nil {
-		lane = &Lane{queue: queue.New(name)}
+		lane = &Lane{queue: queue.NewQueue(name)}
 		if l.closed {
 			lane.queue.Close()
 		}

@@ -36,7 +36,7 @@ func (r *reloads) provision(names ...string) *Catalog {
 
 func (r *reloads) enter(c *Catalog, name string) error {
 	m := c.Table().Model(name)
-	return m.Queue().Enter(r.t.Context(), false, func() queue.Try {
+	return m.Queue().Enter(r.t.Context(), queue.New, func() queue.Try {
 		if m.Latest() == nil {
 			return queue.Full
 		}

@@ -100,6 +100,22 @@ const (
 	Went
 )
 
+// A Place is where in the queue a call goes.
+type Place uint8
+
+// The places.
+const (
+	// New: behind all others, if there is room.
+	New Place = iota
+
+	// Moved: behind all others, room or no room. It had a place in another
+	// queue.
+	Moved
+
+	// Again: before all others. It had its turn already.
+	Again
+)
+
 // A waiter is one call that waits.
 type waiter struct {
 	at   *list.Element
@@ -114,8 +130,8 @@ var all atomic.Int64
 // AnyWaits reports whether any call waits in any queue.
 func AnyWaits() bool { return all.Load() != 0 }
 
-// New returns the queue of a model. Nothing gets its turn before Set.
-func New(model string) *Queue { return &Queue{model: model} }
+// NewQueue returns the queue of a model. Nothing gets its turn before Set.
+func NewQueue(model string) *Queue { return &Queue{model: model} }
 
 // Len returns how many calls wait.
 func (q *Queue) Len() int { return int(q.length.Load()) }
@@ -123,18 +139,17 @@ func (q *Queue) Len() int { return int(q.length.Load()) }
 // Enter returns nil when the call may go: when try has reported that it found
 // an endpoint. Calls go in the order in which they came, but for those that are
 // held, and try is never called by two at a time that wait; one that finds
-// nobody waiting tries at once. A call that is tried again goes before those
-// that wait.
-func (q *Queue) Enter(ctx context.Context, again bool, try func() Try) error {
+// nobody waiting tries at once.
+func (q *Queue) Enter(ctx context.Context, place Place, try func() Try) error {
 	t := q.target.Load()
 	if t == nil {
 		return ErrGone
 	}
-	if (again || q.length.Load() == 0) && t.State.Phase == routing.Serving && try() == Went {
+	if (place == Again || q.length.Load() == 0) && t.State.Phase == routing.Serving && try() == Went {
 		return nil
 	}
 	begun := time.Now()
-	w, err := q.join(again)
+	w, err := q.join(place)
 	if err != nil {
 		return err
 	}
@@ -176,7 +191,7 @@ func (q *Queue) serving() bool {
 }
 
 // join puts a call into the queue, and has the model woken if need be.
-func (q *Queue) join(first bool) (*waiter, error) {
+func (q *Queue) join(place Place) (*waiter, error) {
 	w := &waiter{turn: make(chan struct{}, 1), end: make(chan error, 1)}
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -186,10 +201,10 @@ func (q *Queue) join(first bool) (*waiter, error) {
 		return nil, ErrGone
 	case refuses(t.State.Phase):
 		return nil, &StateError{State: t.State}
-	case q.waiters.Len() >= t.Max:
+	case place == New && q.waiters.Len() >= t.Max:
 		t.Metrics.QueueRejected()
 		return nil, ErrFull
-	case first:
+	case place == Again:
 		w.at = q.waiters.PushFront(w)
 	default:
 		w.at = q.waiters.PushBack(w)
@@ -245,11 +260,12 @@ func (q *Queue) yield(w *waiter, held bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	w.has, q.turn = false, false
+	next := w.at.Next()
 	switch {
+	case held && next != nil:
+		q.give(next) // all get their turn before the head has it again
 	case q.again:
 		q.poke()
-	case held:
-		q.give(w.at.Next())
 	}
 }
 

@@ -32,7 +32,7 @@ type bench struct {
 }
 
 func newBench(t *testing.T, phase routing.Phase) *bench {
-	b := &bench{Queue: New("m"), t: t, errs: make(map[int]error)}
+	b := &bench{Queue: NewQueue("m"), t: t, errs: make(map[int]error)}
 	b.target = Target{
 		Max: 100, Timeout: time.Minute, ColdStart: time.Minute,
 		State: routing.State{Phase: phase}, Activator: b, Metrics: metrics.Acquire("m"),
@@ -79,8 +79,12 @@ func (b *bench) try() Try {
 
 // call makes call i, and returns when it waits or has its turn.
 func (b *bench) call(ctx context.Context, i int, again bool) {
+	place := New
+	if again {
+		place = Again
+	}
 	b.calls.Go(func() {
-		err := b.Enter(ctx, again, func() Try {
+		err := b.Enter(ctx, place, func() Try {
 			did := b.try()
 			if did == Went {
 				b.mu.Lock()
@@ -182,7 +186,7 @@ func TestHeld(t *testing.T) {
 		var free atomic.Bool
 		for range 2 {
 			b.calls.Go(func() {
-				if err := b.Enter(t.Context(), false, func() Try {
+				if err := b.Enter(t.Context(), New, func() Try {
 					if !free.Load() {
 						return Held
 					}
@@ -205,6 +209,24 @@ func TestHeld(t *testing.T) {
 		free.Store(true)
 		b.free(2)
 		b.end()
+	})
+}
+
+// A call that had its place elsewhere gets one.
+func TestMovedCallsHaveRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, routing.Serving)
+		b.set(func(t *Target) { t.Max = 1 })
+		b.call(t.Context(), 0, false)
+		b.calls.Go(func() {
+			if err := b.Enter(t.Context(), Moved, b.try); err != nil {
+				t.Error(err)
+			}
+		})
+		synctest.Wait()
+		b.free(2)
+		b.end()
+		b.went(0)
 	})
 }
 
@@ -303,7 +325,7 @@ func TestEnds(t *testing.T) {
 				}
 				for i := range 3 {
 					b.calls.Go(func() {
-						err := b.Enter(t.Context(), false, b.try)
+						err := b.Enter(t.Context(), New, b.try)
 						b.mu.Lock()
 						defer b.mu.Unlock()
 						b.errs[i] = err
@@ -422,6 +444,58 @@ func TestFallsAsleepAgain(t *testing.T) {
 		b.end()
 		b.went(0)
 	})
+}
+
+// A retry is given its time, whatever the attempt before has come to.
+func TestRetryAfterFailure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, routing.Asleep)
+		b.set(func(t *Target) {
+			t.Backoff = Backoff{Retries: 3, Initial: 10 * time.Millisecond, Max: 20 * time.Millisecond}
+		})
+		b.room.Store(1)
+		b.call(t.Context(), 0, false)
+		time.Sleep(time.Second)
+		b.phase(routing.Failed)
+		time.Sleep(time.Second) // it is asked again, and goes on being said to have failed
+		b.phase(routing.Asleep)
+		time.Sleep(time.Second)
+		b.phase(routing.Serving)
+		b.end()
+		b.went(0)
+		if n := b.asked.Load(); n != 2 {
+			t.Errorf("asked %d times", n)
+		}
+	})
+}
+
+// A waking that ends because its activator has left the configuration is not
+// the end of the calls that wait: another takes over.
+func TestAnotherActivatorTakesOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, routing.Asleep)
+		old := &leaver{gone: make(chan struct{})}
+		b.set(func(t *Target) { t.Activator = old })
+		b.room.Store(1)
+		b.call(t.Context(), 0, false)
+		b.set(func(t *Target) { t.Activator, t.State.Substage = b, "probing" })
+		close(old.gone)
+		time.Sleep(time.Second)
+		if b.asked.Load() != 1 || b.Len() != 1 {
+			t.Errorf("asked %d times; %d wait", b.asked.Load(), b.Len())
+		}
+		b.phase(routing.Serving)
+		b.end()
+		b.went(0)
+	})
+}
+
+// leaver is an activator whose configuration ends.
+type leaver struct{ gone chan struct{} }
+
+func (l *leaver) Activate(context.Context, string) error {
+	<-l.gone
+	return errors.New("the model has left the configuration")
 }
 
 // Who waits for room only waits for as long as the queue allows; what a model

@@ -80,7 +80,7 @@ func (q *Queue) run(ctx context.Context, w *waking, t *Target) {
 	defer w.cancel()
 	err := q.bring(ctx, w, t)
 	took := time.Since(w.begun)
-	if q.ran(t, took, err) && t.Report != nil {
+	if q.ran(w, t, took, err) && t.Report != nil {
 		problem := ""
 		if failure, ok := errors.AsType[*wakeError](err); ok {
 			problem = cmp.Or(failure.detail, failure.state.Message, failure.state.Phase.String())
@@ -91,16 +91,24 @@ func (q *Queue) run(ctx context.Context, w *waking, t *Target) {
 
 // ran notes what has come of a waking, and reports whether it was let go on to
 // its end.
-func (q *Queue) ran(t *Target, took time.Duration, err error) bool {
+func (q *Queue) ran(w *waking, t *Target, took time.Duration, err error) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.waking = nil
+	now := q.target.Load()
+	if err != nil && now != nil && now.Activator != w.by && q.waiters.Len() > 0 && !refuses(now.State.Phase) {
+		q.wake(now) // another configuration has another way
+		return false
+	}
 	if q.serving() {
 		err = nil // whoever had it woken may be gone by now
 	}
 	if err == nil {
 		q.woke = took
 		t.Metrics.Activated(took, true)
+		if now != nil && !q.serving() && q.waiters.Len() > 0 { // it is gone again
+			q.wake(now)
+		}
 		return true
 	}
 	if failure, ok := errors.AsType[*wakeError](err); ok {
@@ -110,7 +118,7 @@ func (q *Queue) ran(t *Target, took time.Duration, err error) bool {
 		return true
 	}
 	t.Metrics.ActivationFailed(metrics.ActivationCancelled)
-	if now := q.target.Load(); now != nil && q.waiters.Len() > 0 { // came when the last had just left
+	if now != nil && q.waiters.Len() > 0 { // came when the last had just left
 		q.wake(now)
 	}
 	return false
@@ -119,11 +127,13 @@ func (q *Queue) ran(t *Target, took time.Duration, err error) bool {
 // bring has the model woken until it serves, as often as may be.
 func (q *Queue) bring(ctx context.Context, w *waking, t *Target) error {
 	for retry := 1; ; retry++ {
+		now := q.target.Load()
+		failed := now != nil && now.State.Phase == routing.Failed
 		err := t.Activator.Activate(ctx, q.model)
 		if err != nil {
 			err = notActivated(err)
 		} else {
-			err = q.await(ctx, w, t)
+			err = q.await(ctx, w, t, failed)
 		}
 		wait := t.Backoff.wait(retry)
 		failure, _ := errors.AsType[*wakeError](err)
@@ -166,10 +176,10 @@ func notActivated(err error) *wakeError {
 	return e
 }
 
-// await returns when the model serves.
-func (q *Queue) await(ctx context.Context, w *waking, t *Target) error {
-	failed := t.State.Phase == routing.Failed // when it began, and ever since
-	woke := false                             // it was seen to do something
+// await returns when the model serves. It may have been said to have failed
+// before it was woken, and be so for a while yet.
+func (q *Queue) await(ctx context.Context, w *waking, t *Target, failed bool) error {
+	woke := false // it was seen to do something
 	grace := time.NewTimer(failedFor)
 	defer grace.Stop()
 	for {
