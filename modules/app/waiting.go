@@ -5,12 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/caddyconfig"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 
 	"github.com/flexinfer/caddy-flexinfer/modules/internal/catalog"
@@ -149,28 +146,7 @@ const activatorNamespace = "flexinfer.activators"
 // ParseActivator reads the activator at the dispenser's current token, with
 // its options, into a module's JSON.
 func ParseActivator(d *caddyfile.Dispenser) (json.RawMessage, error) {
-	typed := d.Val()
-	id := strings.ReplaceAll(typed, "-", "_")
-	if _, err := caddy.GetModule(activatorNamespace + "." + id); err != nil {
-		return nil, d.Errf("unknown activator %q; write one of: %s", typed, strings.Join(activatorNames(), ", "))
-	}
-	module, err := caddyfile.UnmarshalModule(d, activatorNamespace+"."+id)
-	if err != nil {
-		return nil, err
-	}
-	if _, ok := module.(routing.Activator); !ok {
-		return nil, d.Errf("module %s.%s is not an activator", activatorNamespace, id)
-	}
-	return caddyconfig.JSONModuleObject(module, "activator", id, nil), nil
-}
-
-func activatorNames() []string {
-	var names []string
-	for _, m := range caddy.GetModules(activatorNamespace) {
-		names = append(names, strings.ReplaceAll(m.ID.Name(), "_", "-"))
-	}
-	slices.Sort(names)
-	return names
+	return parseGuest[routing.Activator](d, activatorNamespace, "activator", "an activator")
 }
 
 // A Named activator wants to know which model it is for.

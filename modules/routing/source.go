@@ -133,6 +133,9 @@ const (
 	Preempted
 )
 
+// Refuses reports whether calls are refused in this phase rather than wait.
+func (p Phase) Refuses() bool { return p == Stalled || p == Parked || p == Preempted }
+
 // String returns the phase in one word.
 func (p Phase) String() string {
 	return [...]string{"serving", "asleep", "failed", "stalled", "parked", "preempted"}[p]

@@ -88,11 +88,11 @@ func (u *Upstreams) Provision(ctx caddy.Context) (err error) {
 // clone of the request, and gets the body of this attempt.
 func (u *Upstreams) GetUpstreams(r *http.Request) ([]*reverseproxy.Upstream, error) {
 	c := call.Join(r, u.app.Settings())
-	var err error
 	if u.model != "" {
 		c.Assign(r, u.catalog, u.model)
 	} else if c.Model() == nil {
-		if err = c.Resolve(r, u.catalog); err == nil {
+		err := c.Resolve(r, u.catalog)
+		if err == nil {
 			err = c.Admit(r.Context())
 		}
 		if err != nil {

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -39,21 +38,7 @@ func service(t *testing.T, ns, name string) {
 // deployment makes a Deployment of pods for a model.
 func deployment(t *testing.T, ns, name string, replicas int32) {
 	t.Helper()
-	labels := map[string]string{"flexinfer.ai/model": name}
-	_, err := kube.Client.AppsV1().Deployments(ns).Create(t.Context(), &appsv1.Deployment{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec: appsv1.DeploymentSpec{
-			Replicas: &replicas,
-			Selector: &metav1.LabelSelector{MatchLabels: labels},
-			Template: corev1.PodTemplateSpec{
-				ObjectMeta: metav1.ObjectMeta{Labels: labels},
-				Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "engine", Image: "engine:1"}}},
-			},
-		},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kube.Deployment(t, ns, name, "flexinfer.ai/model", replicas)
 }
 
 // customResources has the cluster know FlexInfer's resources under a group.

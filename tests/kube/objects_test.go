@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"testing"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -30,21 +29,7 @@ func service(t *testing.T, ns, name string) *corev1.Service {
 // deployment makes a Deployment of pods with the label app=name.
 func deployment(t *testing.T, ns, name string, replicas int32) {
 	t.Helper()
-	labels := map[string]string{"app": name}
-	_, err := kube.Client.AppsV1().Deployments(ns).Create(t.Context(), &appsv1.Deployment{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec: appsv1.DeploymentSpec{
-			Replicas: &replicas,
-			Selector: &metav1.LabelSelector{MatchLabels: labels},
-			Template: corev1.PodTemplateSpec{
-				ObjectMeta: metav1.ObjectMeta{Labels: labels},
-				Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "engine", Image: "engine:1"}}},
-			},
-		},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kube.Deployment(t, ns, name, "app", replicas)
 }
 
 // scale changes how many pods a Deployment has.

@@ -146,7 +146,7 @@ func (c *Call) mayWait() error {
 	switch phase := m.State.Phase; {
 	case c.background && phase != routing.Serving:
 		return &Rejection{refusal.NotReady(c.asked, "it does not serve now, and background calls do not wake it"), metrics.StatusBackground}
-	case phase == routing.Stalled, phase == routing.Parked, phase == routing.Preempted:
+	case phase.Refuses():
 		return c.refusalOf(&queue.StateError{State: m.State})
 	case m.Queue().Len() >= m.Policy.QueueMax:
 		m.Metrics.QueueRejected()

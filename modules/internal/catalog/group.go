@@ -115,9 +115,7 @@ func (g *Group) ready() (ready []*Model, cut bool) {
 // wakeable returns the first member that calls may wait for, or else the first.
 func (g *Group) wakeable() *Model {
 	for _, m := range g.Members {
-		switch m.State.Phase {
-		case routing.Stalled, routing.Parked, routing.Preempted:
-		default:
+		if !m.State.Phase.Refuses() {
 			return m
 		}
 	}

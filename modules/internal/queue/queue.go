@@ -199,7 +199,7 @@ func (q *Queue) join(place Place) (*waiter, error) {
 	switch {
 	case t == nil || q.closed:
 		return nil, ErrGone
-	case refuses(t.State.Phase):
+	case t.State.Phase.Refuses():
 		return nil, &StateError{State: t.State}
 	case place == New && q.waiters.Len() >= t.Max:
 		t.Metrics.QueueRejected()
@@ -214,11 +214,6 @@ func (q *Queue) join(place Place) (*waiter, error) {
 	q.wake(t)
 	q.poke()
 	return w, nil
-}
-
-// refuses reports whether calls do not wait for a model in this phase.
-func refuses(p routing.Phase) bool {
-	return p == routing.Stalled || p == routing.Parked || p == routing.Preempted
 }
 
 // leave takes a call out of the queue. If it had the turn, the next one has.
@@ -314,7 +309,7 @@ func (q *Queue) Set(t *Target) {
 	switch {
 	case t == nil:
 		q.endAll(ErrGone)
-	case refuses(t.State.Phase):
+	case t.State.Phase.Refuses():
 		q.endAll(&StateError{State: t.State})
 	case t.State.Phase == routing.Serving:
 		q.poke()

@@ -96,7 +96,7 @@ func (q *Queue) ran(w *waking, t *Target, took time.Duration, err error) bool {
 	defer q.mu.Unlock()
 	q.waking = nil
 	now := q.target.Load()
-	if err != nil && now != nil && now.Activator != w.by && q.waiters.Len() > 0 && !refuses(now.State.Phase) {
+	if err != nil && now != nil && now.Activator != w.by && q.waiters.Len() > 0 && !now.State.Phase.Refuses() {
 		q.wake(now) // another configuration has another way
 		return false
 	}
@@ -191,8 +191,8 @@ func (q *Queue) await(ctx context.Context, w *waking, t *Target, failed bool) er
 		switch {
 		case phase == routing.Serving:
 			return nil
-		case phase == routing.Failed && !failed, refuses(phase):
-			return &wakeError{reason: metrics.ActivationNotReady, state: now.State, final: refuses(phase)}
+		case phase == routing.Failed && !failed, phase.Refuses():
+			return &wakeError{reason: metrics.ActivationNotReady, state: now.State, final: phase.Refuses()}
 		case phase == routing.Asleep && now.State.Substage != "":
 			woke = true
 		case phase == routing.Asleep && woke:
